@@ -1,0 +1,1 @@
+"""The embedded API server: SQLite store, kinds, patches, watches, tables, discovery."""

@@ -1,0 +1,100 @@
+"""The `moorage` command: names every command and loads only the one that was asked for.
+
+Owns: the table of commands, `--version`, logging flags, and turning a MoorageError into a sentence and an exit code.
+Each command lives in `moorage.cli.<module>` as a Typer app called `app`: a single command or a group.
+The plugin's process must stay small, so nothing here imports a component.
+"""
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from moorage import __version__, log
+from moorage.errors import MoorageError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("moorage.cli.up", "Run the whole stack on this machine; stay in the foreground."),
+    "demo": ("moorage.cli.demo", "Walk one volume through its life, show and check each step."),
+    "plugin": ("moorage.cli.plugin", "Run the CSI plugin."),
+    "sidecars": ("moorage.cli.sidecars", "Run the sidecars that a CSI driver needs, in one process."),
+    "controllers": ("moorage.cli.controllers", "Run the cluster-side controllers."),
+    "node": ("moorage.cli.node", "Run the node agent."),
+    "apiserver": ("moorage.cli.apiserver", "Run the embedded API server alone."),
+    "check": ("moorage.cli.check", "Check any CSI driver against the contract."),
+    "explain": ("moorage.cli.explain", "Say why an object is where it is, and what to do."),
+    "trace": ("moorage.cli.trace", "Tell what happened to an object, and where the time went."),
+    "csi": ("moorage.cli.csi", "Make one CSI call, by hand, to any driver."),
+    "volume": ("moorage.cli.volume", "Work with volumes without any cluster."),
+    "gc": ("moorage.cli.gc", "Find what no one owns any more, and say why."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if self._exists(name)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS or not self._exists(cmd_name):
+            return None
+        module, summary = COMMANDS[cmd_name]
+        if ctx.resilient_parsing or "--help" in sys.argv[1:2] or len(sys.argv) == 1:
+            return click.Command(cmd_name, short_help=summary, help=summary)
+        command: click.Command = typer.main.get_command(importlib.import_module(module).app)
+        command.name = cmd_name
+        command.short_help = summary
+        return command
+
+    @staticmethod
+    def _exists(name: str) -> bool:
+        return importlib.util.find_spec(COMMANDS[name][0]) is not None
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help="Persistent volumes for containers: the Kubernetes storage stack, on a cluster or on one machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"moorage {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", envvar="MOORAGE_LOG_LEVEL")] = "info",
+    log_format: Annotated[str, typer.Option(help="text or json.", envvar="MOORAGE_LOG_FORMAT")] = "text",
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that go before the command's name."""
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise typer.BadParameter("must be debug, info, warning or error", param_hint="--log-level")
+    if log_format not in ("text", "json"):
+        raise typer.BadParameter("must be text or json", param_hint="--log-format")
+    log.configure(log_level, log_format)
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Run the command line; 0 is success, 1 is failure, 2 is usage."""
+    try:
+        return app(argv, standalone_mode=True)
+    except MoorageError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(1 if error.retryable or error.code != "INVALID_ARGUMENT" else 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Every part on one machine: moorage up."""

@@ -1,0 +1,1 @@
+"""The checks that moorage check runs against any CSI driver."""

@@ -1,0 +1,1 @@
+"""The cluster-side controllers: binder, attach/detach, protection, expansion, scheduler, snapshots."""

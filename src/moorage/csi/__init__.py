@@ -1,0 +1,1 @@
+"""The CSI contract: protocol files, generated stubs, client, server, errors, redaction."""

@@ -1,0 +1,1 @@
+"""Linux: mounts, loop devices, filesystems, freezing, extents, processes."""

@@ -1,0 +1,1 @@
+"""What every component uses to talk to Kubernetes: objects, client, informer, queue, election, events."""

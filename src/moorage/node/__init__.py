@@ -1,0 +1,1 @@
+"""The node agent: plugin registration, the volume manager, and just enough of pods."""

@@ -1,0 +1,1 @@
+"""The CSI plugin: identity, controller, group controller, snapshot metadata and node services."""

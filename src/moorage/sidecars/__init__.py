@@ -1,0 +1,1 @@
+"""The sidecars: registrar, provisioner, attacher, resizer, snapshotter, capacity, health, liveness."""

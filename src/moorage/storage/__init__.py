@@ -1,0 +1,1 @@
+"""Pools, volumes and snapshots, durable on disk. Knows no gRPC and no Kubernetes."""
