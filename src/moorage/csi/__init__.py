@@ -1,1 +1,10 @@
-"""The CSI contract: protocol files, generated stubs, client, server, errors, redaction."""
+"""The CSI contract: protocol files, generated stubs, client, server, errors, redaction.
+
+Owns: what goes over a CSI or plugin-registration socket, in both directions.
+May not touch: storage, hosts, Kubernetes objects.
+Start reading at: `client.CsiClient`, `server.CsiServer`; `docs/csi.md` shows both in use.
+"""
+
+from moorage.csi.generated import csi_pb2, csi_pb2_grpc, registration_pb2, registration_pb2_grpc
+
+__all__ = ["csi_pb2", "csi_pb2_grpc", "registration_pb2", "registration_pb2_grpc"]
