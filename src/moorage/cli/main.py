@@ -6,12 +6,12 @@ The plugin's process must stay small, so nothing here imports a component.
 """
 
 import importlib
+import importlib.util
 import sys
 from typing import Annotated, Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from moorage import __version__, log
 from moorage.errors import MoorageError
@@ -36,16 +36,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
 class LazyGroup(TyperGroup):
     """A group whose commands are imported when they are used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in COMMANDS if self._exists(name)]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS or not self._exists(cmd_name):
             return None
         module, summary = COMMANDS[cmd_name]
         if ctx.resilient_parsing or "--help" in sys.argv[1:2] or len(sys.argv) == 1:
-            return click.Command(cmd_name, short_help=summary, help=summary)
-        command: click.Command = typer.main.get_command(importlib.import_module(module).app)
+            return TyperCommand(cmd_name, short_help=summary, help=summary)
+        command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
         command.short_help = summary
         return command

@@ -1,0 +1,178 @@
+"""Where the API server is and how to prove who we are: kubeconfig, in-cluster account, or plain values.
+
+Owns: `ApiConfig` and the ways to make one. The `kubernetes` package is imported only for a kubeconfig user that
+needs an exec plugin.
+Start reading at: `load`.
+"""
+
+import asyncio
+import base64
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moorage.errors import UsageError
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_REFRESH_S = 60.0
+
+TokenSource = Callable[[], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class ApiConfig:
+    """An API server's address and the credentials for it."""
+
+    server: str
+    tls: ssl.SSLContext | None = None
+    token: TokenSource | None = None
+    namespace: str = "default"
+    unix_socket: str | None = None
+    user_agent: str = field(default="moorage")
+
+
+def load(kubeconfig: str | None = None, context: str | None = None) -> ApiConfig:
+    """The configuration for a command line: the given file, KUBECONFIG, the in-cluster account, or ~/.kube/config."""
+    named = kubeconfig or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
+    if named:
+        return from_kubeconfig(Path(named), context)
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and (_ACCOUNT / "token").exists():
+        return from_account(_ACCOUNT)
+    default = Path.home() / ".kube" / "config"
+    if default.exists():
+        return from_kubeconfig(default, context)
+    raise UsageError("no Kubernetes API to talk to: give --kubeconfig, set KUBECONFIG, or run inside a cluster")
+
+
+def from_account(folder: Path) -> ApiConfig:
+    """The service account of the pod we run in; its token is read again as it is rotated."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host = f"[{host}]" if ":" in host else host
+    namespace = (folder / "namespace").read_text().strip() if (folder / "namespace").exists() else "default"
+    tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    return ApiConfig(f"https://{host}:{port}", tls, token_file(folder / "token"), namespace)
+
+
+def from_kubeconfig(path: Path, context: str | None = None) -> ApiConfig:
+    """The cluster and user of a kubeconfig's current (or given) context."""
+    try:
+        document = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"kubeconfig {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"kubeconfig {path}: not a mapping")
+    chosen = context or document.get("current-context") or ""
+    entry = _named(document, "contexts", chosen, path).get("context") or {}
+    cluster = _named(document, "clusters", entry.get("cluster", ""), path).get("cluster") or {}
+    user = _named(document, "users", entry.get("user", ""), path).get("user") or {}
+    server = str(cluster.get("server") or "")
+    if not server.startswith(("http://", "https://", "unix://")):
+        raise UsageError(f"kubeconfig {path}: cluster {entry.get('cluster')!r} has no http, https or unix server")
+    tls, token = None, _token_from(user, path, chosen)
+    if server.startswith("https://"):
+        tls = _tls_from(cluster, user, path.parent)
+    namespace = str(entry.get("namespace") or "default")
+    if server.startswith("unix://"):
+        return ApiConfig("http://localhost", None, token, namespace, unix_socket=server.removeprefix("unix://"))
+    return ApiConfig(server.rstrip("/"), tls, token, namespace)
+
+
+def from_values(server: str, token: str = "", ca_file: str | None = None, verify: bool = True) -> ApiConfig:
+    """A configuration from plain values, for tests and for parts started by `moorage up`."""
+    tls = None
+    if server.startswith("https://"):
+        tls = ssl.create_default_context(cafile=ca_file)
+        if not verify:
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return ApiConfig(server.rstrip("/"), tls, fixed_token(token) if token else None)
+
+
+def fixed_token(token: str) -> TokenSource:
+    async def get() -> str:
+        return token
+
+    return get
+
+
+def token_file(path: Path) -> TokenSource:
+    """A token that somebody rotates: the file is read again when the last read is a minute old."""
+    read_at, token = 0.0, ""
+
+    async def get() -> str:
+        nonlocal read_at, token
+        if not token or time.monotonic() - read_at > _TOKEN_REFRESH_S:
+            token, read_at = path.read_text().strip(), time.monotonic()
+        return token
+
+    return get
+
+
+def _exec_token(path: Path, context: str) -> TokenSource:
+    """A token from a credential plugin, through the official package, asked for again each minute."""
+    asked_at, token = 0.0, ""
+
+    def ask() -> str:
+        from kubernetes import config as official  # heavy: only exec and provider users pay for it
+
+        make_loader: Any = official.kube_config._get_kube_config_loader
+        loader = make_loader(filename=str(path), active_context=context)
+        if not loader._load_from_exec_plugin() and not loader._load_auth_provider_token():
+            raise UsageError(f"kubeconfig {path}: the credential plugin of context {context!r} gave no token")
+        return str(loader.token).removeprefix("Bearer ").strip()
+
+    async def get() -> str:
+        nonlocal asked_at, token
+        if not token or time.monotonic() - asked_at > _TOKEN_REFRESH_S:
+            token, asked_at = await asyncio.to_thread(ask), time.monotonic()
+        return token
+
+    return get
+
+
+def _token_from(user: dict[str, Any], path: Path, context: str) -> TokenSource | None:
+    if user.get("token"):
+        return fixed_token(str(user["token"]))
+    if user.get("tokenFile"):
+        return token_file(path.parent / str(user["tokenFile"]))
+    if user.get("exec") or user.get("auth-provider"):
+        return _exec_token(path, context)
+    return None
+
+
+def _tls_from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.SSLContext:
+    data = cluster.get("certificate-authority-data")
+    authority = base64.b64decode(data).decode() if data else None
+    file = cluster.get("certificate-authority")
+    tls = ssl.create_default_context(cafile=str(folder / file) if file and not data else None, cadata=authority)
+    if cluster.get("insecure-skip-tls-verify"):
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    certificate, key = _pair_from(user, folder)
+    if certificate and key:
+        with tempfile.TemporaryDirectory() as scratch:  # the ssl module reads keys from files only
+            for name, content in (("cert", certificate), ("key", key)):
+                Path(scratch, name).write_bytes(content)
+            tls.load_cert_chain(Path(scratch, "cert"), Path(scratch, "key"))
+    return tls
+
+
+def _pair_from(user: dict[str, Any], folder: Path) -> tuple[bytes | None, bytes | None]:
+    def content(name: str) -> bytes | None:
+        if data := user.get(f"{name}-data"):
+            return base64.b64decode(data)
+        return (folder / str(user[name])).read_bytes() if user.get(name) else None
+
+    return content("client-certificate"), content("client-key")
+
+
+def _named(document: dict[str, Any], section: str, name: str, path: Path) -> dict[str, Any]:
+    for entry in document.get(section) or []:
+        if isinstance(entry, dict) and entry.get("name") == name:
+            return entry
+    raise UsageError(f"kubeconfig {path}: no entry {name!r} in {section}")

@@ -1,0 +1,435 @@
+"""The core kinds: namespaces, nodes, pods, claims, volumes, secrets, events, leases.
+
+Owns: their typed shapes, as far as Moorage's parts read them.
+"""
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from moorage.kube.objects.meta import (
+    Condition,
+    KubeObject,
+    LabelSelector,
+    LocalReference,
+    Meta,
+    NodeSelector,
+    NodeSelectorTerm,
+    ObjectReference,
+    Resource,
+    SecretReference,
+    Struct,
+    TypedReference,
+)
+
+
+class NamespaceStatus(Struct, frozen=True):
+    phase: str = ""
+
+
+class Namespace(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "namespaces", "Namespace", False)
+    status: NamespaceStatus = NamespaceStatus()
+
+
+class Taint(Struct, frozen=True):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+    time_added: str | None = None
+
+
+class NodeSpec(Struct, frozen=True):
+    unschedulable: bool = False
+    taints: list[Taint] = []
+    provider_id: str = msgspec.field(default="", name="providerID")
+
+
+class AttachedVolume(Struct, frozen=True):
+    name: str = ""
+    device_path: str = ""
+
+
+class NodeAddress(Struct, frozen=True):
+    type: str = ""
+    address: str = ""
+
+
+class DaemonEndpoint(Struct, frozen=True):
+    port: int = msgspec.field(default=0, name="Port")
+
+
+class NodeDaemonEndpoints(Struct, frozen=True):
+    kubelet_endpoint: DaemonEndpoint = DaemonEndpoint()
+
+
+class NodeStatus(Struct, frozen=True):
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    conditions: list[Condition] = []
+    addresses: list[NodeAddress] = []
+    daemon_endpoints: NodeDaemonEndpoints = NodeDaemonEndpoints()
+    volumes_in_use: list[str] = []
+    volumes_attached: list[AttachedVolume] = []
+
+
+class Node(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "nodes", "Node", False)
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def is_ready(self) -> bool:
+        return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions)
+
+
+class KeyToPath(Struct, frozen=True):
+    key: str = ""
+    path: str = ""
+    mode: int | None = None
+
+
+class ClaimVolumeSource(Struct, frozen=True):
+    claim_name: str = ""
+    read_only: bool = False
+
+
+class ResourceRequirements(Struct, frozen=True):
+    requests: dict[str, str | int | float] = {}
+    limits: dict[str, str | int | float] = {}
+
+
+class ClaimSpec(Struct, frozen=True):
+    access_modes: list[str] = []
+    selector: LabelSelector | None = None
+    resources: ResourceRequirements = ResourceRequirements()
+    volume_name: str = ""
+    storage_class_name: str | None = None
+    volume_mode: str | None = None
+    data_source: TypedReference | None = None
+    data_source_ref: TypedReference | None = None
+    volume_attributes_class_name: str | None = None
+
+
+class ClaimTemplate(Struct, frozen=True):
+    metadata: Meta = Meta()
+    spec: ClaimSpec = ClaimSpec()
+
+
+class EphemeralVolumeSource(Struct, frozen=True):
+    volume_claim_template: ClaimTemplate | None = None
+
+
+class CsiInlineSource(Struct, frozen=True):
+    driver: str = ""
+    read_only: bool = False
+    fs_type: str | None = None
+    volume_attributes: dict[str, str] = {}
+    node_publish_secret_ref: LocalReference | None = None
+
+
+class SecretVolumeSource(Struct, frozen=True):
+    secret_name: str = ""
+    items: list[KeyToPath] = []
+    default_mode: int | None = None
+    optional: bool = False
+
+
+class ConfigMapVolumeSource(Struct, frozen=True):
+    name: str = ""
+    items: list[KeyToPath] = []
+    default_mode: int | None = None
+    optional: bool = False
+
+
+class EmptyDirSource(Struct, frozen=True):
+    medium: str = ""
+    size_limit: str | int | None = None
+
+
+class HostPathSource(Struct, frozen=True):
+    path: str = ""
+    type: str = ""
+
+
+class PodVolume(Struct, frozen=True):
+    """One of a pod's volumes; exactly one source is set."""
+
+    name: str = ""
+    persistent_volume_claim: ClaimVolumeSource | None = None
+    ephemeral: EphemeralVolumeSource | None = None
+    csi: CsiInlineSource | None = None
+    secret: SecretVolumeSource | None = None
+    config_map: ConfigMapVolumeSource | None = None
+    empty_dir: EmptyDirSource | None = None
+    host_path: HostPathSource | None = None
+    projected: dict[str, Any] | None = None
+    downward_api: dict[str, Any] | None = msgspec.field(default=None, name="downwardAPI")
+
+
+class VolumeMount(Struct, frozen=True):
+    name: str = ""
+    mount_path: str = ""
+    read_only: bool = False
+    sub_path: str = ""
+    sub_path_expr: str = ""
+    mount_propagation: str | None = None
+
+
+class VolumeDevice(Struct, frozen=True):
+    name: str = ""
+    device_path: str = ""
+
+
+class Container(Struct, frozen=True):
+    name: str = ""
+    image: str = ""
+    command: list[str] = []
+    args: list[str] = []
+    working_dir: str = ""
+    env: list[dict[str, Any]] = []
+    env_from: list[dict[str, Any]] = []
+    ports: list[dict[str, Any]] = []
+    resources: ResourceRequirements = ResourceRequirements()
+    volume_mounts: list[VolumeMount] = []
+    volume_devices: list[VolumeDevice] = []
+    security_context: dict[str, Any] | None = None
+    restart_policy: str | None = None
+    liveness_probe: dict[str, Any] | None = None
+    readiness_probe: dict[str, Any] | None = None
+    startup_probe: dict[str, Any] | None = None
+    lifecycle: dict[str, Any] | None = None
+    tty: bool = False
+    stdin: bool = False
+
+
+class SELinuxOptions(Struct, frozen=True):
+    user: str = ""
+    role: str = ""
+    type: str = ""
+    level: str = ""
+
+
+class PodSecurityContext(Struct, frozen=True):
+    run_as_user: int | None = None
+    run_as_group: int | None = None
+    run_as_non_root: bool | None = None
+    supplemental_groups: list[int] = []
+    fs_group: int | None = None
+    fs_group_change_policy: str | None = None
+    se_linux_options: SELinuxOptions | None = None
+    se_linux_change_policy: str | None = None
+
+
+class Toleration(Struct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class PreferredSchedulingTerm(Struct, frozen=True):
+    weight: int = 0
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
+class NodeAffinity(Struct, frozen=True):
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: list[PreferredSchedulingTerm] = []
+
+
+class Affinity(Struct, frozen=True):
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: dict[str, Any] | None = None
+    pod_anti_affinity: dict[str, Any] | None = None
+
+
+class PodSpec(Struct, frozen=True):
+    node_name: str = ""
+    scheduler_name: str = ""
+    service_account_name: str = ""
+    automount_service_account_token: bool | None = None
+    restart_policy: str = ""
+    termination_grace_period_seconds: int | None = None
+    active_deadline_seconds: int | None = None
+    hostname: str = ""
+    host_network: bool = False
+    host_pid: bool = msgspec.field(default=False, name="hostPID")
+    host_ipc: bool = msgspec.field(default=False, name="hostIPC")
+    priority: int | None = None
+    node_selector: dict[str, str] = {}
+    affinity: Affinity | None = None
+    tolerations: list[Toleration] = []
+    security_context: PodSecurityContext | None = None
+    scheduling_gates: list[dict[str, Any]] = []
+    overhead: dict[str, str] = {}
+    containers: list[Container] = []
+    init_containers: list[Container] = []
+    volumes: list[PodVolume] = []
+
+
+class ContainerStatus(Struct, frozen=True):
+    name: str = ""
+    state: dict[str, Any] = {}
+    last_state: dict[str, Any] = {}
+    ready: bool = False
+    restart_count: int = 0
+    image: str = ""
+    container_id: str = msgspec.field(default="", name="containerID")
+
+
+class PodStatus(Struct, frozen=True):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: list[Condition] = []
+    start_time: str | None = None
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    nominated_node_name: str = ""
+    container_statuses: list[ContainerStatus] = []
+    init_container_statuses: list[ContainerStatus] = []
+    ephemeral_container_statuses: list[ContainerStatus] = []
+
+
+class Pod(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "pods", "Pod", True)
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def is_terminated(self) -> bool:
+        """Finished, or being deleted with no container running: what controllers treat as gone."""
+        if self.status.phase in ("Failed", "Succeeded"):
+            return True
+        if not self.is_deleting:
+            return False
+        status = self.status
+        every = (
+            *status.container_statuses,
+            *status.init_container_statuses,
+            *status.ephemeral_container_statuses,
+        )
+        return not any("running" in container.state for container in every)
+
+
+class Secret(KubeObject, frozen=True):
+    """A secret; its `data` stays base64 text until it is used, and is never logged."""
+
+    resource: ClassVar[Resource] = Resource("", "v1", "secrets", "Secret", True)
+    type: str = ""
+    data: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Secret({self.key!r})"
+
+
+class ConfigMap(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "configmaps", "ConfigMap", True)
+    data: dict[str, str] = {}
+    binary_data: dict[str, str] = {}
+
+
+class ServiceAccount(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "serviceaccounts", "ServiceAccount", True)
+
+
+class EventSource(Struct, frozen=True):
+    component: str = ""
+    host: str = ""
+
+
+class Event(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "events", "Event", True)
+    involved_object: ObjectReference = ObjectReference()
+    reason: str = ""
+    message: str = ""
+    type: str = ""
+    count: int = 0
+    first_timestamp: str | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    source: EventSource = EventSource()
+    reporting_component: str = ""
+    action: str = ""
+
+
+class LeaseSpec(Struct, frozen=True):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
+    spec: LeaseSpec = LeaseSpec()
+
+
+class CsiVolumeSource(Struct, frozen=True):
+    driver: str = ""
+    volume_handle: str = ""
+    read_only: bool = False
+    fs_type: str = ""
+    volume_attributes: dict[str, str] = {}
+    controller_publish_secret_ref: SecretReference | None = None
+    node_stage_secret_ref: SecretReference | None = None
+    node_publish_secret_ref: SecretReference | None = None
+    controller_expand_secret_ref: SecretReference | None = None
+    node_expand_secret_ref: SecretReference | None = None
+
+
+class VolumeNodeAffinity(Struct, frozen=True):
+    required: NodeSelector | None = None
+
+
+class VolumeSpec(Struct, frozen=True):
+    capacity: dict[str, str | int | float] = {}
+    access_modes: list[str] = []
+    claim_ref: ObjectReference | None = None
+    persistent_volume_reclaim_policy: str = ""
+    storage_class_name: str = ""
+    mount_options: list[str] = []
+    volume_mode: str | None = None
+    node_affinity: VolumeNodeAffinity | None = None
+    volume_attributes_class_name: str | None = None
+    csi: CsiVolumeSource | None = None
+    host_path: HostPathSource | None = None
+    local: HostPathSource | None = None
+    nfs: dict[str, Any] | None = None
+
+
+class VolumeStatus(Struct, frozen=True):
+    phase: str = ""
+    message: str = ""
+    reason: str = ""
+    last_phase_transition_time: str | None = None
+
+
+class PersistentVolume(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "persistentvolumes", "PersistentVolume", False)
+    spec: VolumeSpec = VolumeSpec()
+    status: VolumeStatus = VolumeStatus()
+
+
+class ModifyVolumeStatus(Struct, frozen=True):
+    target_volume_attributes_class_name: str = ""
+    status: str = ""
+
+
+class ClaimStatus(Struct, frozen=True):
+    phase: str = ""
+    access_modes: list[str] = []
+    capacity: dict[str, str | int | float] = {}
+    conditions: list[Condition] = []
+    allocated_resources: dict[str, str | int | float] = {}
+    allocated_resource_statuses: dict[str, str] = {}
+    current_volume_attributes_class_name: str | None = None
+    modify_volume_status: ModifyVolumeStatus | None = None
+
+
+class PersistentVolumeClaim(KubeObject, frozen=True):
+    resource: ClassVar[Resource] = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", True)
+    spec: ClaimSpec = ClaimSpec()
+    status: ClaimStatus = ClaimStatus()
