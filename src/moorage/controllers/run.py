@@ -1,0 +1,103 @@
+"""The cluster-side controllers, by name: which there are, and running some of them until asked to stop.
+
+Owns: the table of names, and the informers, recorders and lease that the chosen controllers share.
+May not touch: what a controller decides.
+Start reading at: `run`.
+"""
+
+import asyncio
+import importlib
+import os
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from moorage.controllers.context import Activity, ControllerContext, ControllerOptions, Recorders
+from moorage.errors import UsageError
+from moorage.kube.client import Client
+from moorage.kube.election import ElectionConfig, Elector
+from moorage.kube.informer import Informers
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+Controller = Callable[[ControllerContext], Awaitable[None]]
+
+CONTROLLERS: dict[str, str] = {
+    "binder": "moorage.controllers.binder.run",
+    "attachdetach": "moorage.controllers.attachdetach.run",
+    "protection": "moorage.controllers.protection.run",
+    "expansion": "moorage.controllers.expansion",
+    "scheduler": "moorage.controllers.scheduler.run",
+    "snapshots": "moorage.controllers.snapshots.run",
+    "ephemeral": "moorage.controllers.ephemeral",
+    "garbage": "moorage.controllers.garbage.run",
+}
+
+
+@dataclass(frozen=True)
+class LeaseOptions:
+    """Where and whether to elect a leader among several processes of controllers."""
+
+    enabled: bool = False
+    namespace: str = ""
+    name: str = "moorage-controllers"
+    lease_s: float = 15.0
+    renew_s: float = 10.0
+    retry_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `moorage controllers` was asked for."""
+
+    names: tuple[str, ...] = ()
+    options: ControllerOptions = field(default_factory=ControllerOptions)
+    lease: LeaseOptions = field(default_factory=LeaseOptions)
+
+
+def chosen(names: Sequence[str]) -> dict[str, Controller]:
+    """The controllers of these names (all when there are none), in the order of the table."""
+    unknown = [name for name in names if name not in CONTROLLERS]
+    if unknown:
+        raise UsageError(f"no controller is called {', '.join(unknown)}; there are {', '.join(CONTROLLERS)}")
+    wanted = [name for name in CONTROLLERS if not names or name in names]
+    return {name: cast(Controller, importlib.import_module(CONTROLLERS[name]).run) for name in wanted}
+
+
+async def run(client: Client, settings: Settings, activity: Activity | None = None) -> None:
+    """Run the chosen controllers until cancelled; with a lease, only while leading, and in line again when it is lost."""
+    controllers = chosen(settings.names)
+    if not settings.lease.enabled:
+        await run_together(client, controllers, settings.options, activity or Activity())
+        return
+
+    async def lead() -> None:
+        await run_together(client, controllers, settings.options, activity or Activity())
+
+    await Elector(client, _election(client, settings.lease)).lead(lead)
+
+
+async def run_together(
+    client: Client, controllers: dict[str, Controller], options: ControllerOptions, activity: Activity
+) -> None:
+    """Run controllers over one set of informers; the first that fails ends them all."""
+    async with Recorders(client, activity) as recorders, Informers(client) as informers:
+        context = ControllerContext(client, informers, recorders, activity, options)
+        log.info("controllers start", names=",".join(controllers))
+        async with asyncio.TaskGroup() as tasks:
+            for name, controller in controllers.items():
+                tasks.create_task(_named(name, controller, context), name=f"controller-{name}")
+
+
+async def _named(name: str, controller: Controller, context: ControllerContext) -> None:
+    await controller(context)
+    log.error("controller ended by itself", name=name)
+
+
+def _election(client: Client, lease: LeaseOptions) -> ElectionConfig:
+    identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4()}"
+    namespace = lease.namespace or client.namespace
+    return ElectionConfig(lease.name, namespace, identity, lease.lease_s, lease.renew_s, lease.retry_s)
