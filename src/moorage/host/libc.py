@@ -1,0 +1,63 @@
+"""The system calls that Python's standard library does not offer.
+
+Owns: the ctypes declarations of mount, umount2, syncfs, renameat2 and statx-free statfs types.
+May not touch: policy; every function is one system call and raises OSError as `os` does.
+"""
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_libc.syncfs.argtypes = (ctypes.c_int,)
+_libc.renameat2.argtypes = (
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_uint,
+)
+_libc.quotactl.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+
+def _check(result: int, path: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+
+
+def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
+    _check(
+        _libc.mount(os.fsencode(source), os.fsencode(target), fstype.encode(), flags, data.encode() or None),
+        target,
+    )
+
+
+def umount2(target: str, flags: int) -> None:
+    _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def syncfs(fd: int) -> None:
+    _check(_libc.syncfs(fd), f"fd {fd}")
+
+
+def rename_noreplace(old: str, new: str) -> None:
+    """rename(2) that fails with EEXIST instead of replacing."""
+    _check(
+        _libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE),
+        new,
+    )
+
+
+def quotactl(command: int, device: str, ident: int, data: ctypes.Structure) -> None:
+    _check(_libc.quotactl(command, os.fsencode(device), ident, ctypes.byref(data)), device)

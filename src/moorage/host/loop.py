@@ -1,0 +1,318 @@
+"""Loop devices: files as block devices.
+
+Owns: attaching with one atomic ioctl and direct I/O, finding a device by its file, growing,
+detaching, and the device nodes in /dev. State is read from the kernel (sysfs and ioctls) only.
+May not touch: mounts, filesystems, pools.
+Start reading at: `attach`, `find`, `detach`.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.host.errors import HostError, host_error
+
+_SYS = "/sys/block"
+_MAJOR = 7
+_SET_FD_DIRECT, _CLR_FD, _GET_STATUS64, _SET_CAPACITY, _CONFIGURE = 0x4C08, 0x4C01, 0x4C05, 0x4C07, 0x4C0A
+_CTL_GET_FREE = 0x4C82
+_BLKRASET, _BLKFLSBUF, _BLKGETSIZE64 = 0x1262, 0x1261, 0x80081272
+_READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
+# struct loop_info64: device, inode, rdevice, offset, sizelimit, number, encrypt_type,
+# encrypt_key_size, flags, file_name, crypt_name, encrypt_key, init[2]
+_INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
+_CONFIG = struct.Struct(f"=II{_INFO.size}s64x")
+_ATTEMPTS = 64
+_F_SETSIG = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LoopDevice:
+    """One attached loop device as the kernel describes it."""
+
+    number: int
+    backing_file: str
+    is_deleted: bool
+    direct_io: bool
+    read_only: bool
+    autoclear: bool
+
+    @property
+    def path(self) -> Path:
+        return Path(f"/dev/loop{self.number}")
+
+    @property
+    def device(self) -> tuple[int, int]:
+        return (_MAJOR, self.number)
+
+
+def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = True, block_size: int = 0) -> LoopDevice:
+    """Attach a file to a free loop device, completely or not at all.
+
+    Direct I/O is asked for and verified: look at `direct_io` of the result, because the kernel
+    silently falls back where the file's filesystem cannot do it.
+    """
+    flags = (_READ_ONLY if read_only else 0) | (_DIRECT_IO if direct_io else 0)
+    name = os.fsencode(os.path.abspath(backing))[-63:]
+    with _opened(backing, os.O_RDONLY if read_only else os.O_RDWR) as file_fd:
+        for _ in range(_ATTEMPTS):
+            number = _free_number()
+            info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
+            with _opened(ensure_node(number), os.O_RDWR) as device_fd:
+                try:
+                    fcntl.ioctl(device_fd, _CONFIGURE, _CONFIG.pack(file_fd, block_size, info))
+                except OSError as failed:
+                    if failed.errno == errno.EBUSY:  # somebody else took this number first
+                        continue
+                    raise host_error(f"attach loop{number} to", backing, failed) from failed
+                return _described(number, device_fd)
+    raise HostError(f"attach {backing}: no free loop device after {_ATTEMPTS} attempts", errno.EBUSY)
+
+
+def find(backing: str | Path) -> list[LoopDevice]:
+    """The loop devices on this file, by device and inode, so renames and namespaces do not matter."""
+    try:
+        wanted = os.stat(backing)
+    except FileNotFoundError:
+        return []
+    if not _is_open_elsewhere(backing):
+        return []
+    name = os.fsencode(os.path.basename(os.path.realpath(backing)))
+    found = []
+    for number, text in _attached_numbers():
+        # The name narrows the search; device and inode decide.
+        if os.path.basename(text.removesuffix(b" (deleted)")) == name and _inode_of(number) == (
+            wanted.st_dev,
+            wanted.st_ino,
+        ):
+            with contextlib.suppress(HostError):
+                found.append(at(number))
+    return found
+
+
+def attached(below: str | Path | None = None) -> list[LoopDevice]:
+    """Every attached loop device, or those whose file lies below a directory (deleted files too)."""
+    prefix = None if below is None else os.fsencode(os.path.realpath(below)).rstrip(b"/") + b"/"
+    found = []
+    for number, text in _attached_numbers():
+        if prefix is None or text.startswith(prefix):
+            with contextlib.suppress(HostError):  # detached in the meantime
+                found.append(at(number))
+    return found
+
+
+def at(device: int | str | Path) -> LoopDevice:
+    """The loop device with this number or path; an error if nothing is attached to it."""
+    number = device if isinstance(device, int) else number_of(device)
+    with _opened(ensure_node(number), os.O_RDONLY) as fd:
+        return _described(number, fd)
+
+
+def number_of(device: str | Path) -> int:
+    """The number of the loop device that a node stands for (also a bind-mounted copy of the node)."""
+    try:
+        found = os.stat(device)
+    except OSError as failed:
+        raise host_error("stat", device, failed) from failed
+    if not stat.S_ISBLK(found.st_mode) or os.major(found.st_rdev) != _MAJOR:
+        raise HostError(f"{device} is not a loop device", errno.ENOTBLK)
+    return os.minor(found.st_rdev)
+
+
+def detach(device: int | str | Path) -> bool:
+    """Release a loop device; False says that it was free already.
+
+    A device that is still open elsewhere goes when the last opener closes it.
+    """
+    number = device if isinstance(device, int) else number_of(device)
+    with _opened(ensure_node(number), os.O_RDONLY) as fd:
+        try:
+            fcntl.ioctl(fd, _CLR_FD)
+        except OSError as failed:
+            if failed.errno == errno.ENXIO:
+                return False
+            raise host_error("detach", f"/dev/loop{number}", failed) from failed
+    return True
+
+
+def wait_detached(number: int, timeout_s: float = 10.0) -> bool:
+    """Whether the device let go of its file in time; its last openers may close a little later."""
+    deadline = time.monotonic() + timeout_s
+    while _backing_of(number) is not None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def grow(device: int | str | Path) -> int:
+    """Tell the device the new size of its file; returns the size it now has."""
+    number = device if isinstance(device, int) else number_of(device)
+    with _opened(ensure_node(number), os.O_RDONLY) as fd:
+        try:
+            fcntl.ioctl(fd, _SET_CAPACITY)
+        except OSError as failed:
+            raise host_error("grow", f"/dev/loop{number}", failed) from failed
+        return _size(fd)
+
+
+def set_direct_io(device: int | str | Path, wanted: bool) -> bool:
+    """Switch direct I/O; returns what the device does now, which may not be what was wanted."""
+    number = device if isinstance(device, int) else number_of(device)
+    with _opened(ensure_node(number), os.O_RDONLY) as fd:
+        try:
+            os.fsync(fd)
+            fcntl.ioctl(fd, _SET_FD_DIRECT, 1 if wanted else 0)
+        except OSError as failed:
+            if failed.errno != errno.EINVAL:
+                raise host_error("set direct I/O of", f"/dev/loop{number}", failed) from failed
+        return _described(number, fd).direct_io
+
+
+def set_read_ahead(device: str | Path, kib: int) -> None:
+    """How much the kernel reads ahead on a block device, in KiB."""
+    with _opened(device, os.O_RDONLY) as fd:
+        try:
+            fcntl.ioctl(fd, _BLKRASET, kib * 2)
+        except OSError as failed:
+            raise host_error("set read-ahead of", device, failed) from failed
+
+
+def size_of(device: str | Path) -> int:
+    """The size of a block device in bytes."""
+    with _opened(device, os.O_RDONLY) as fd:
+        return _size(fd)
+
+
+def flush(device: str | Path) -> None:
+    """Write the device's cached blocks to its file."""
+    with _opened(device, os.O_RDONLY) as fd:
+        os.fsync(fd)
+
+
+def ensure_node(number: int) -> Path:
+    """The device node in /dev, made when a container's /dev does not have it."""
+    path = f"/dev/loop{number}"
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(_MAJOR, number))
+    return Path(path)
+
+
+def _free_number() -> int:
+    control = "/dev/loop-control"
+    if not os.path.exists(control):
+        with contextlib.suppress(FileExistsError):
+            os.mknod(control, 0o660 | stat.S_IFCHR, os.makedev(10, 237))
+    with _opened(control, os.O_RDWR) as fd:
+        try:
+            return fcntl.ioctl(fd, _CTL_GET_FREE)
+        except OSError as failed:
+            raise host_error("ask for a free loop device from", control, failed) from failed
+
+
+def _described(number: int, fd: int) -> LoopDevice:
+    status = _status(number, fd)
+    if status is None:
+        raise HostError(f"/dev/loop{number} is not attached to a file", errno.ENXIO)
+    flags = status[8]
+    text = _backing_of(number) or b""
+    return LoopDevice(
+        number=number,
+        backing_file=os.fsdecode(text.removesuffix(b" (deleted)")),
+        is_deleted=text.endswith(b" (deleted)"),
+        direct_io=bool(flags & _DIRECT_IO),
+        read_only=bool(flags & _READ_ONLY),
+        autoclear=bool(flags & _AUTOCLEAR),
+    )
+
+
+def _status(number: int, fd: int) -> tuple[int, ...] | None:
+    try:
+        answer = fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))
+    except OSError as failed:
+        if failed.errno == errno.ENXIO:
+            return None
+        raise host_error("read", f"/dev/loop{number}", failed) from failed
+    return _INFO.unpack(answer)
+
+
+def _inode_of(number: int) -> tuple[int, int] | None:
+    try:
+        with _opened(ensure_node(number), os.O_RDONLY) as fd:
+            status = _status(number, fd)
+    except HostError:
+        return None
+    return None if status is None else (_decode_device(status[0]), status[1])
+
+
+def _decode_device(encoded: int) -> int:
+    """The kernel's 32-bit device encoding as os.stat gives it."""
+    return os.makedev((encoded >> 8) & 0xFFF, (encoded & 0xFF) | ((encoded >> 12) & 0xFFF00))
+
+
+def _attached_numbers() -> Iterator[tuple[int, bytes]]:
+    with os.scandir(_SYS) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith("loop")]
+    for name in names:
+        number = int(name[4:])
+        text = _backing_of(number)
+        if text is not None:
+            yield number, text
+
+
+def _backing_of(number: int) -> bytes | None:
+    try:
+        with open(f"{_SYS}/loop{number}/loop/backing_file", "rb") as attribute:
+            return attribute.read().removesuffix(b"\n")
+    except OSError:  # not attached: the directory is not there
+        return None
+
+
+def _is_open_elsewhere(path: str | Path) -> bool:
+    """Whether anybody on this machine has the file open, in constant time.
+
+    The kernel grants a write lease only on a file that nobody else has open, and a loop device
+    has its file open. Where leases are unknown, "perhaps" is the answer.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        # An opener in between would signal us with SIGIO, which kills; SIGURG is ignored.
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _size(fd: int) -> int:
+    answer = fcntl.ioctl(fd, _BLKGETSIZE64, bytes(8))
+    return int(struct.unpack("=Q", answer)[0])
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, flags: int) -> Iterator[int]:
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as failed:
+        raise host_error("open", path, failed) from failed
+    try:
+        yield fd
+    finally:
+        os.close(fd)

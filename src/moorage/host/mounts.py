@@ -1,0 +1,194 @@
+"""Mounts on this machine: the calls that change them.
+
+Owns: mount(2) and umount2(2), mount options as flags, corrupted mount points, stat of a filesystem.
+May not touch: loop devices, pools. It is told what to do, never why.
+Start reading at: `mount`, `bind`, `unmount`.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.host import libc
+from moorage.host.errors import HostError, host_error
+from moorage.host.mountinfo import mount_at
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS, MS_REMOUNT = 1, 2, 4, 8, 16, 32
+MS_MANDLOCK, MS_DIRSYNC, MS_NOSYMFOLLOW, MS_NOATIME, MS_NODIRATIME = 64, 128, 256, 1024, 2048
+MS_BIND, MS_REC, MS_SILENT, MS_PRIVATE, MS_RELATIME, MS_STRICTATIME = (
+    4096,
+    16384,
+    32768,
+    1 << 18,
+    1 << 21,
+    1 << 24,
+)
+MS_LAZYTIME = 1 << 25
+MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 1, 2, 8
+
+_SET = {
+    "ro": MS_RDONLY,
+    "nosuid": MS_NOSUID,
+    "nodev": MS_NODEV,
+    "noexec": MS_NOEXEC,
+    "sync": MS_SYNCHRONOUS,
+    "dirsync": MS_DIRSYNC,
+    "noatime": MS_NOATIME,
+    "nodiratime": MS_NODIRATIME,
+    "relatime": MS_RELATIME,
+    "strictatime": MS_STRICTATIME,
+    "lazytime": MS_LAZYTIME,
+    "nosymfollow": MS_NOSYMFOLLOW,
+    "mand": MS_MANDLOCK,
+}
+_CLEAR = {
+    "rw": MS_RDONLY,
+    "suid": MS_NOSUID,
+    "dev": MS_NODEV,
+    "exec": MS_NOEXEC,
+    "async": MS_SYNCHRONOUS,
+    "atime": MS_NOATIME,
+    "diratime": MS_NODIRATIME,
+    "norelatime": MS_RELATIME,
+    "nolazytime": MS_LAZYTIME,
+    "nomand": MS_MANDLOCK,
+}
+_PER_MOUNT = (
+    MS_RDONLY
+    | MS_NOSUID
+    | MS_NODEV
+    | MS_NOEXEC
+    | MS_NOATIME
+    | MS_NODIRATIME
+    | MS_RELATIME
+    | MS_STRICTATIME
+    | MS_NOSYMFOLLOW
+)
+_CORRUPT = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.EUCLEAN, errno.ESHUTDOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A filesystem's size and use, in bytes and inodes; `available` is what an ordinary user gets."""
+
+    total_bytes: int
+    free_bytes: int
+    available_bytes: int
+    total_inodes: int
+    free_inodes: int
+
+    @property
+    def used_bytes(self) -> int:
+        return self.total_bytes - self.free_bytes
+
+    @property
+    def used_inodes(self) -> int:
+        return self.total_inodes - self.free_inodes
+
+
+def flags_from(options: Iterable[str]) -> tuple[int, str]:
+    """Mount options as mount(2) wants them: the flag bits, and the filesystem's own as text."""
+    flags, rest = 0, []
+    for option in (word.strip() for text in options for word in text.split(",")):
+        if option in _SET:
+            flags |= _SET[option]
+        elif option in _CLEAR:
+            flags &= ~_CLEAR[option]
+        elif option and option != "defaults":
+            rest.append(option)
+    return flags, ",".join(rest)
+
+
+def mount(source: str | Path, target: str | Path, fstype: str, options: Iterable[str] = ()) -> None:
+    """Mount a filesystem; the options are the words that `mount -o` takes."""
+    flags, data = flags_from(options)
+    try:
+        libc.mount(os.fspath(source), os.fspath(target), fstype, flags, data)
+    except OSError as failed:
+        raise host_error(f"mount {fstype} {source} at", target, failed) from failed
+
+
+def bind(source: str | Path, target: str | Path, options: Iterable[str] = (), recursive: bool = False) -> None:
+    """Show `source` at `target`. Options such as `ro` need a second call, which is made here too."""
+    flags, data = flags_from(options)
+    if data:
+        raise HostError(f"bind {target}: a bind mount cannot take the options {data!r}", errno.EINVAL)
+    try:
+        libc.mount(os.fspath(source), os.fspath(target), "", MS_BIND | (MS_REC if recursive else 0), "")
+    except OSError as failed:
+        raise host_error(f"bind {source} at", target, failed) from failed
+    if flags & _PER_MOUNT:
+        try:
+            libc.mount("none", os.fspath(target), "", MS_BIND | MS_REMOUNT | (flags & _PER_MOUNT), "")
+        except OSError as failed:
+            libc.umount2(os.fspath(target), MNT_DETACH)
+            raise host_error("set options of bind mount", target, failed) from failed
+
+
+def remount(target: str | Path, fstype: str, options: Iterable[str]) -> None:
+    """Change the options of a mounted filesystem."""
+    flags, data = flags_from(options)
+    try:
+        libc.mount("none", os.fspath(target), fstype, MS_REMOUNT | flags, data)
+    except OSError as failed:
+        raise host_error("remount", target, failed) from failed
+
+
+def make_private(target: str | Path) -> None:
+    """Keep later mounts below `target` from spreading to other namespaces."""
+    try:
+        libc.mount("none", os.fspath(target), "", MS_PRIVATE | MS_REC, "")
+    except OSError as failed:
+        raise host_error("make private", target, failed) from failed
+
+
+def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> bool:
+    """Take away the top mount at `target`; False says that nothing was mounted there."""
+    flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
+    try:
+        libc.umount2(os.fspath(target), flags)
+    except OSError as failed:
+        if failed.errno in (errno.EINVAL, errno.ENOENT) and mount_at(target) is None:
+            return False
+        raise host_error("unmount", target, failed) from failed
+    return True
+
+
+def unmount_all(target: str | Path) -> int:
+    """Take away every mount stacked at `target`; corrupted ones lazily. Returns how many."""
+    count = 0
+    while mount_at(target) is not None:
+        unmount(target, lazy=is_corrupted(target))
+        count += 1
+    return count
+
+
+def is_corrupted(path: str | Path) -> bool:
+    """Whether a path answers with the errors of a dead mount (its server or device is gone)."""
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            with os.scandir(path) as entries:
+                next(entries, None)
+    except OSError as failed:
+        return failed.errno in _CORRUPT
+    return False
+
+
+def space_of(path: str | Path) -> Space:
+    """statfs in bytes."""
+    try:
+        found = os.statvfs(path)
+    except OSError as failed:
+        raise host_error("statfs", path, failed) from failed
+    unit = found.f_frsize
+    return Space(
+        total_bytes=found.f_blocks * unit,
+        free_bytes=found.f_bfree * unit,
+        available_bytes=found.f_bavail * unit,
+        total_inodes=found.f_files,
+        free_inodes=found.f_ffree,
+    )
