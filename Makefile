@@ -1,0 +1,45 @@
+# Everything a person types in this repository. `make help` lists it.
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+export PATH := $(PATH):/usr/sbin:/sbin
+
+.PHONY: help demo test check bench image pins generate clean
+.DEFAULT_GOAL := help
+
+help: ## list what can be made
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: ## bring the whole stack up on this machine, walk one volume through its life, leave nothing behind
+	@scripts/prepare run
+	@$(BIN)/moorage demo
+
+test: ## run all tests (as root: also those that mount real filesystems)
+	@scripts/prepare dev
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: ## lint, format, types (strict) and the direction of imports
+	@scripts/prepare dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: ## run every benchmark; each prints its figure and its bound
+	@scripts/prepare dev
+	@$(BIN)/python benchmarks/all.py
+
+image: ## make the container image as an OCI archive, without pulling a base image
+	@deploy/image/build
+
+generate: ## write the protocol stubs anew from the .proto files
+	@scripts/prepare dev
+	$(BIN)/python -m moorage.csi.generate
+
+pins: ## write requirements*.txt anew from pyproject.toml
+	@scripts/prepare dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-tools
+	@scripts/pins
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

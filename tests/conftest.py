@@ -1,0 +1,51 @@
+"""Rules for all tests: who needs root, and that a run leaves no loop device, mount or process behind."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-root", action="store_true", help="a root test that cannot run fails instead of being skipped")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.geteuid() == 0:
+        return
+    for item in items:
+        if item.get_closest_marker("root") is not None:
+            if config.getoption("--require-root"):
+                raise pytest.UsageError(f"{item.nodeid} needs root, and --require-root was given")
+            item.add_marker(pytest.mark.skip(reason="needs root, for real mounts and loop devices"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Mounts and loop devices below this run's temporary directory must be gone when it ends."""
+    yield
+    base = str(tmp_path_factory.getbasetemp())
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    left = [mount for mount in mounts if mount.startswith(base + "/")]
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if backing.read_text().startswith(base + "/"):
+                left.append(f"/dev/{backing.parts[3]}")
+        except OSError:
+            continue  # released in between
+    assert not left, f"left behind by the tests: {left}"
+
+
+@pytest.fixture
+def run_command():
+    """Run a program to its end and return (exit code, output); no shell."""
+
+    def run(*argv: str, timeout_s: float = 120, env: dict[str, str] | None = None) -> tuple[int, str]:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
