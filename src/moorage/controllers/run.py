@@ -68,7 +68,7 @@ def chosen(names: Sequence[str]) -> dict[str, Controller]:
 
 
 async def run(client: Client, settings: Settings, activity: Activity | None = None) -> None:
-    """Run the chosen controllers until cancelled; with a lease, only while leading, and in line again when it is lost."""
+    """Run the chosen controllers until cancelled; with a lease, only while leading: LeadershipLost when it slips."""
     controllers = chosen(settings.names)
     if not settings.lease.enabled:
         await run_together(client, controllers, settings.options, activity or Activity())
