@@ -1,0 +1,126 @@
+"""`moorage csi`: one CSI call, by hand, to any driver."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from moorage.csi import byhand
+from moorage.csi.client import CsiClient, method_named
+from moorage.csi.errors import CsiError
+from moorage.errors import UsageError
+
+app = typer.Typer()
+
+
+def _complete_method(incomplete: str) -> list[str]:
+    return [name for name in byhand.methods() if incomplete.lower() in name.lower()]
+
+
+def _complete_field(ctx: typer.Context, incomplete: str) -> list[str]:
+    try:
+        known = byhand.fields_of(ctx.params.get("method") or "")
+    except CsiError:
+        return []
+    return [f"{path}=" for path, _ in known if path.startswith(incomplete)]
+
+
+@app.command()
+def csi(
+    method: Annotated[
+        str, typer.Argument(help="Method, such as CreateVolume or Node.NodeGetInfo.", autocompletion=_complete_method)
+    ] = "",
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(help="field=value or field:=JSON; nested with dots.", autocompletion=_complete_field),
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option(help="The driver's socket, unix:///path/csi.sock.", envvar="CSI_ENDPOINT")
+    ] = "unix:///run/csi/socket",
+    json_file: Annotated[Path | None, typer.Option(help="Request as a JSON file (- for standard input).")] = None,
+    secrets_file: Annotated[Path | None, typer.Option(help="JSON object with secrets; never printed.")] = None,
+    show_methods: Annotated[bool, typer.Option("--list", help="List methods, or a method's fields, and stop.")] = False,
+    timeout_s: Annotated[float, typer.Option(help="Deadline in seconds.")] = 60.0,
+    output: Annotated[str, typer.Option("-o", "--output", help="json (one document a message) or text.")] = "text",
+) -> None:
+    """Make one CSI call, by hand, to any driver.
+
+    Examples:
+
+      moorage csi --list
+
+      moorage csi NodeGetInfo --endpoint unix:///run/csi.sock
+
+      moorage csi CreateVolume name=v1 capacity_range.required_bytes=67108864
+      volume_capabilities.0.mount.fs_type=ext4 volume_capabilities.0.access_mode.mode=SINGLE_NODE_WRITER
+    """
+    if output not in ("text", "json"):
+        raise UsageError(f"--output {output!r}: want text or json")
+    if show_methods:
+        _print_list(method)
+        return
+    if not method:
+        raise UsageError("which method? `moorage csi --list` names them all")
+    try:
+        method_named(method)
+    except CsiError as error:
+        raise UsageError(f"{method}: there is no such CSI method; `moorage csi --list` names them all") from error
+    document = _document(json_file)
+    if secrets_file is not None:
+        document["secrets"] = _json(secrets_file.read_text(), str(secrets_file))
+    request = byhand.request_from(method, fields or [], document)
+    asyncio.run(_call(endpoint, method, request, timeout_s, compact=output == "json"))
+
+
+async def _call(endpoint: str, method: str, request: Any, timeout_s: float, compact: bool) -> None:
+    async with CsiClient(endpoint, timeout_s=timeout_s) as client:
+        if byhand.is_streaming(method):
+            stream = getattr(client, method_named(method).name)(request)
+            async for message in stream:
+                _print(byhand.answer_document(message), compact=True)
+            return
+        _print(byhand.answer_document(await client.call(method, request)), compact)
+
+
+def _print(document: dict[str, Any], compact: bool) -> None:
+    sys.stdout.write(json.dumps(document, indent=None if compact else 2, ensure_ascii=False) + "\n")
+
+
+def _print_list(method: str) -> None:
+    table = Table(box=None, pad_edge=False)
+    if method:
+        table.add_column("FIELD")
+        table.add_column("TYPE")
+        try:
+            rows = byhand.fields_of(method)
+        except CsiError as error:
+            raise UsageError(f"{method}: there is no such CSI method") from error
+        for path, kind in rows:
+            table.add_row(path, kind)
+    else:
+        table.add_column("METHOD")
+        for name in byhand.methods():
+            table.add_row(name)
+    Console(highlight=False).print(table)
+
+
+def _document(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    text = sys.stdin.read() if str(path) == "-" else path.read_text()
+    return _json(text, str(path))
+
+
+def _json(text: str, source: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{source}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{source}: want a JSON object")
+    return document
