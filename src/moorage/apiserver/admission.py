@@ -1,0 +1,78 @@
+"""What needs other objects: namespaces that exist, default classes, finalizers that protect.
+
+Owns: the checks and defaults that Kubernetes does in admission plugins.
+May not touch: HTTP.
+Start reading at: `on_create`.
+"""
+
+from moorage.apiserver.errors import forbidden, not_found
+from moorage.apiserver.kinds import Kind, Object
+from moorage.apiserver.store import Store, Transaction, decode
+
+_PERMANENT = ("default", "kube-system", "kube-public", "kube-node-lease")
+_DEFAULT_CLASS = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
+
+
+def check_namespace(txn: Transaction, kind: Kind, namespace: str, name: str) -> None:
+    """Objects are created only in namespaces that exist and are not going away."""
+    if not kind.is_namespaced:
+        return
+    record = txn.get("namespaces", "", namespace)
+    if record is None:
+        raise not_found("namespaces", "", namespace)
+    if b'"phase":"Terminating"' in record.body:
+        why = f"unable to create new content in namespace {namespace} because it is being terminated"
+        cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated",
+                 "field": "metadata.namespace"}  # fmt: skip
+        raise forbidden(kind.plural, kind.group, name, why, [cause])
+
+
+def on_create(store: Store, txn: Transaction, kind: Kind, obj: Object) -> None:
+    match kind.stored_as:
+        case "persistentvolumeclaims":
+            _add_finalizer(obj, "kubernetes.io/pvc-protection")
+            _default_class(store, obj)
+        case "persistentvolumes":
+            _add_finalizer(obj, "kubernetes.io/pv-protection")
+        case "volumeattributesclasses.storage.k8s.io":
+            _add_finalizer(obj, "kubernetes.io/vac-protection")
+
+
+def on_update(store: Store, txn: Transaction, kind: Kind, new: Object, old: Object) -> None:
+    return None
+
+
+def on_delete(kind: Kind, obj: Object) -> None:
+    if kind.stored_as == "namespaces" and obj["metadata"]["name"] in _PERMANENT[:2] + _PERMANENT[2:3]:
+        raise forbidden("namespaces", "", obj["metadata"]["name"], "this namespace may not be deleted")
+
+
+def _add_finalizer(obj: Object, name: str) -> None:
+    found = obj["metadata"].setdefault("finalizers", [])
+    if name not in found:
+        found.append(name)
+
+
+def _default_class(store: Store, claim: Object) -> None:
+    """A claim that names no class gets the newest default one; ties go to the first name."""
+    annotations = claim["metadata"].get("annotations") or {}
+    spec = claim.get("spec") or {}
+    if "storageClassName" in spec or "volume.beta.kubernetes.io/storage-class" in annotations:
+        return
+    best = default_class(store)
+    if best is not None:
+        claim.setdefault("spec", {})["storageClassName"] = best
+
+
+def default_class(store: Store) -> str | None:
+    """The name of the effective default StorageClass."""
+    found = []
+    for record in store.table("storageclasses.storage.k8s.io").records.values():
+        if b"is-default-class" not in record.body:
+            continue
+        meta = decode(record.body)["metadata"]
+        if any((meta.get("annotations") or {}).get(key) == "true" for key in _DEFAULT_CLASS):
+            found.append(meta)
+    found.sort(key=lambda meta: meta["name"])
+    found.sort(key=lambda meta: meta["creationTimestamp"], reverse=True)
+    return found[0]["name"] if found else None

@@ -1,0 +1,170 @@
+"""The server, put together.
+
+Owns: which parts there are, in which order they start and stop. It decides nothing.
+May not touch: the rest; open it first.
+Start reading at: `ApiServer.start`.
+"""
+
+import asyncio
+import fcntl
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from moorage.apiserver.auth import Authenticator
+from moorage.apiserver.certs import Identity, ensure_identity, write_private
+from moorage.apiserver.discovery import Discovery
+from moorage.apiserver.errors import StatusError
+from moorage.apiserver.housekeeping import Housekeeper
+from moorage.apiserver.http import Edge
+from moorage.apiserver.kinds import Registry, builtin_kinds
+from moorage.apiserver.limits import Limits
+from moorage.apiserver.listen import Listener
+from moorage.apiserver.pages import Pages
+from moorage.apiserver.query import Call, Options
+from moorage.apiserver.rest import Resources
+from moorage.apiserver.store import Store
+from moorage.apiserver.verbs import Verbs
+from moorage.errors import UsageError
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Where the server keeps its data and where it listens."""
+
+    data_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    insecure_port: int | None = None  # plain HTTP on loopback, still with the token; for tests and debugging
+    unix_socket: Path | None = None
+    allow_remote: bool = False
+    kubeconfig: Path | None = None
+    in_memory: bool = False
+    collects_garbage: bool = True
+    enforces_rbac: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+class ApiServer:
+    """One running server; `start` returns when it answers, `stop` when everything is on disk."""
+
+    def __init__(self, config: Config) -> None:
+        _check(config)
+        self.config = config
+        self.url = ""
+        self.insecure_url = ""
+        self._lock = -1
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def token(self) -> str:
+        return self.identity.token
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.config.kubeconfig or self.config.data_dir / "kubeconfig"
+
+    async def start(self) -> None:
+        config = self.config
+        config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = _locked(config.data_dir)
+        self.identity: Identity = ensure_identity(config.data_dir, (config.host,))
+        self.store = Store(None if config.in_memory else config.data_dir / "state.db")
+        self.store.start()
+        self.registry = Registry(builtin_kinds())
+        self.resources = Resources(self.store, self.registry)
+        self.edge = Edge(Verbs(self.resources), self.registry, Authenticator(self.identity), config.limits)
+        Pages(self.edge, Discovery(self.registry)).install()
+        await self._furnish()
+        keeper = Housekeeper(self.resources, self.registry, self.identity.ca.read_text(), config.collects_garbage)
+        self._tasks.append(asyncio.create_task(keeper.run(), name="apiserver-housekeeping"))
+        self.listener = Listener(self.edge.handle, config.limits)
+        port = await self.listener.open_tls(config.host, config.port, self.identity)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.url = f"https://{host}:{port}"
+        if config.insecure_port is not None:
+            plain = await self.listener.open_plain("127.0.0.1", config.insecure_port)
+            self.insecure_url = f"http://127.0.0.1:{plain}"
+        if config.unix_socket is not None:
+            await self.listener.open_unix(config.unix_socket)
+        write_private(self.kubeconfig, kubeconfig_of(self.url, self.identity))
+        log.info("serving", url=self.url, kubeconfig=self.kubeconfig, revision=self.store.revision)
+
+    async def stop(self) -> None:
+        self.edge.is_stopping.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.listener.close()
+        await self.store.close()
+        os.close(self._lock)
+
+    async def _furnish(self) -> None:
+        """The namespaces that every cluster has."""
+        kind = self.registry.find("", "v1", "namespaces")
+        assert kind is not None
+        for name in NAMESPACES:
+            if self.store.get("namespaces", "", name) is None:
+                try:
+                    await self.resources.create(Call(kind, "", "", "", Options()), {"metadata": {"name": name}})
+                except StatusError as error:
+                    if error.http != 409:
+                        raise
+
+
+def _check(config: Config) -> None:
+    """Refuse an address that others can reach, unless that was asked for."""
+    try:
+        is_local = ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        is_local = config.host == "localhost"
+    if not is_local and not config.allow_remote:
+        raise UsageError(f"{config.host} is not a loopback address; --allow-remote serves other machines too")
+
+
+def _locked(data_dir: Path) -> int:
+    """Hold the directory for this process; a second server on it is refused."""
+    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise UsageError(f"{data_dir} is in use by another API server") from error
+    return descriptor
+
+
+def kubeconfig_of(url: str, identity: Identity) -> bytes:
+    """A kubeconfig for the administrator, as JSON, which is YAML too."""
+    import base64
+
+    def inline(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "moorage",
+        "clusters": [
+            {"name": "moorage", "cluster": {"server": url, "certificate-authority-data": inline(identity.ca)}}
+        ],
+        "users": [
+            {
+                "name": "moorage-admin",
+                "user": {
+                    "token": identity.token,
+                    "client-certificate-data": inline(identity.admin[0]),
+                    "client-key-data": inline(identity.admin[1]),
+                },
+            }
+        ],
+        "contexts": [{"name": "moorage", "context": {"cluster": "moorage", "user": "moorage-admin"}}],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

@@ -1,0 +1,196 @@
+"""One request on a resource, from method and path to bytes.
+
+Owns: which verb a method means, the content types of patches, lists as joined bytes, and how answers look.
+May not touch: sockets; `http` sends what this returns.
+Start reading at: `Verbs.handle`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorage.apiserver import tables
+from moorage.apiserver.apply import apply_patch
+from moorage.apiserver.errors import bad_request, method_not_allowed, not_found, unsupported_media
+from moorage.apiserver.kinds import Kind, Object
+from moorage.apiserver.negotiate import JSON, Wanted, document_from, json_from, yaml_from
+from moorage.apiserver.patch import json_patch, merge_patch
+from moorage.apiserver.query import Call, delete_options_from
+from moorage.apiserver.rest import Resources
+from moorage.apiserver.selection import Page, select
+from moorage.apiserver.store import decode, encode
+from moorage.apiserver.strategic import strategic_patch
+from moorage.apiserver.watch import Watch
+
+MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the client sent: everything but the path."""
+
+    method: str
+    query: Mapping[str, str]
+    content_type: str = ""
+    body: bytes = b""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A finished answer."""
+
+    body: bytes
+    http: int = 200
+    media: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Verbs:
+    """The verbs on resources and their plain subresources."""
+
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
+        self.store = resources.store
+
+    def watch(self, call: Call, wanted: Wanted) -> Watch:
+        return Watch(self.store, call, self._renderer(call.kind, wanted))
+
+    async def handle(self, call: Call, sent: Sent, wanted: Wanted) -> Answer:
+        """Carry out one request."""
+        match sent.method, bool(call.name):
+            case "GET", True:
+                return self._shown(call, self.resources.get(call), wanted)
+            case "GET", False:
+                return Answer(self._list(call, wanted))
+            case "POST", False if not call.subresource:
+                obj = document_from(sent.body, sent.content_type)
+                return self._shown(call, await self.resources.create(call, obj), wanted, 201)
+            case "PUT", True:
+                obj = document_from(sent.body, sent.content_type)
+                body, created = await self.resources.update(call, obj)
+                return self._shown(call, body, wanted, 201 if created else 200)
+            case "PATCH", True:
+                return await self._patch(call, sent, wanted)
+            case "DELETE", True if not call.subresource:
+                return await self._delete(call, sent, wanted)
+            case "DELETE", False:
+                return await self._delete_collection(call, sent)
+        raise method_not_allowed()
+
+    def _shown(self, call: Call, body: bytes, wanted: Wanted, http: int = 200) -> Answer:
+        render = self._renderer(call.kind, wanted)
+        return Answer(render(body) if render and not wanted.form.endswith("List") else body, http)
+
+    def _renderer(self, kind: Kind, wanted: Wanted) -> Callable[[bytes], bytes] | None:
+        """How one object's bytes are turned into what the client wants; None for the bytes as they are."""
+        if wanted.form == "Table":
+            return lambda body: tables.table_of(kind, [self._in_version(kind, body)], {}, wanted.version)
+        if wanted.form == "PartialObjectMetadata":
+            return lambda body: encode(tables.partial(self._in_version(kind, body), wanted.version))
+        if kind.encode_to is not None:
+            convert = kind.encode_to
+            return lambda body: encode(convert(decode(body)))
+        return None
+
+    def _in_version(self, kind: Kind, body: bytes) -> Object:
+        obj: Object = decode(body)
+        if kind.encode_to is not None and obj.get("apiVersion") != kind.api_version:
+            return kind.encode_to(obj)
+        return obj
+
+    def _list(self, call: Call, wanted: Wanted) -> bytes:
+        page = select(self.store, call)
+        kind = call.kind
+        meta = _list_meta(page)
+        if wanted.form == "Table":
+            objects = [self._in_version(kind, record.body) for record in page.records]
+            return tables.table_of(kind, objects, meta, wanted.version)
+        if wanted.form.startswith("PartialObjectMetadata"):
+            items = [encode(tables.partial(decode(record.body), wanted.version)) for record in page.records]
+            return joined("PartialObjectMetadataList", f"meta.k8s.io/{wanted.version}", meta, items)
+        if kind.encode_to is None:
+            return joined(kind.list_name, kind.api_version, meta, [record.body for record in page.records])
+        items = [encode(kind.encode_to(decode(record.body))) for record in page.records]
+        return joined(kind.list_name, kind.api_version, meta, items)
+
+    async def _patch(self, call: Call, sent: Sent, wanted: Wanted) -> Answer:
+        media = sent.content_type.split(";")[0].strip().lower()
+        kind = call.kind
+        if media == APPLY:
+            body, created = await apply_patch(self.resources, call, yaml_from(sent.body))
+            return self._shown(call, body, wanted, 201 if created else 200)
+        if call.options.force is not None:
+            raise bad_request("PatchOptions.meta.k8s.io: force: Forbidden: may not be specified for non-apply patch")
+        if media == JSON_PATCH:
+            steps = json_from(sent.body)
+            body = await self.resources.patch(call, lambda old: _object(json_patch(old, steps)))
+        elif media == MERGE:
+            merge = _object(json_from(sent.body))
+            body = await self.resources.patch(call, lambda old: merge_patch(old, merge))
+        elif media == STRATEGIC and not kind.is_custom:
+            merge = _object(json_from(sent.body))
+            body = await self.resources.patch(call, lambda old: strategic_patch(old, merge, kind.type))
+        else:
+            known = [JSON_PATCH, MERGE, *([] if kind.is_custom else [STRATEGIC]), APPLY]
+            raise unsupported_media(
+                "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known)
+            )
+        return self._shown(call, body, wanted)
+
+    async def _delete(self, call: Call, sent: Sent, wanted: Wanted) -> Answer:
+        options = delete_options_from(_optional_body(sent), sent.query)
+        body, gone = await self.resources.delete(call, options)
+        if not gone or call.kind.answers_deleted:
+            return self._shown(call, body, wanted)
+        meta = decode(body)["metadata"]
+        details = {"name": call.name, "group": call.kind.group, "kind": call.kind.plural, "uid": meta.get("uid")}
+        return Answer(encode({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
+            "details": {key: value for key, value in details.items() if value},
+        }))  # fmt: skip
+
+    async def _delete_collection(self, call: Call, sent: Sent) -> Answer:
+        options = delete_options_from(_optional_body(sent), sent.query)
+        page = select(self.store, call)
+        for record in page.records:
+            meta = decode(record.body)["metadata"]
+            one = Call(call.kind, meta.get("namespace", ""), meta["name"], "", call.options, call.user)
+            try:
+                await self.resources.delete(one, options)
+            except type(_NOT_FOUND) as error:
+                if error.http != 404:
+                    raise
+        bodies = [record.body for record in page.records]
+        return Answer(joined(call.kind.list_name, call.kind.api_version, _list_meta(page), bodies))
+
+
+_NOT_FOUND = not_found("", "", "")
+
+
+def joined(kind: str, api_version: str, meta: Mapping[str, Any], items: list[bytes]) -> bytes:
+    """A list made of objects that are already encoded."""
+    head = b'{"kind":"%b","apiVersion":"%b","metadata":%b,"items":[' % (
+        kind.encode(), api_version.encode(), encode(meta))  # fmt: skip
+    return b"%b%b]}" % (head, b",".join(items))
+
+
+def _list_meta(page: Page) -> dict[str, Any]:
+    meta: dict[str, Any] = {"resourceVersion": str(page.revision)}
+    if page.token:
+        meta["continue"] = page.token
+    if page.remaining:
+        meta["remainingItemCount"] = page.remaining
+    return meta
+
+
+def _object(value: Any) -> Object:
+    if not isinstance(value, dict):
+        raise bad_request("error decoding patch: the patch must leave an object")
+    return value
+
+
+def _optional_body(sent: Sent) -> Any:
+    return document_from(sent.body, sent.content_type) if sent.body.strip() else None

@@ -1,0 +1,62 @@
+"""`moorage apiserver`: run the embedded API server alone.
+
+Owns: its flags and what it prints.
+May not touch: anything but `moorage.apiserver.run`.
+"""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moorage.apiserver.run import ApiServer, Config
+
+app = typer.Typer()
+
+
+@app.command()
+def apiserver(
+    data_dir: Annotated[Path, typer.Option(help="Where the state, the keys and the kubeconfig are kept.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 6443,
+    insecure_port: Annotated[
+        int | None, typer.Option(help="Also serve plain HTTP on this port of the loopback address; 0 takes a free one.")
+    ] = None,
+    unix_socket: Annotated[Path | None, typer.Option(help="Also serve plain HTTP on this unix socket.")] = None,
+    kubeconfig: Annotated[Path | None, typer.Option(help="Where to write it (DATA_DIR/kubeconfig).")] = None,
+    allow_remote: Annotated[bool, typer.Option(help="Accept an address that other machines can reach.")] = False,
+    garbage_collection: Annotated[bool, typer.Option(help="Delete what a deleted owner leaves behind.")] = True,
+    rbac: Annotated[bool, typer.Option(help="Hold ServiceAccounts to their Roles.")] = False,
+) -> None:
+    """Serve the Kubernetes API on this machine until interrupted."""
+    config = Config(
+        data_dir=data_dir.absolute(),
+        host=host,
+        port=port,
+        insecure_port=insecure_port,
+        unix_socket=unix_socket,
+        allow_remote=allow_remote,
+        kubeconfig=kubeconfig,
+        collects_garbage=garbage_collection,
+        enforces_rbac=rbac,
+    )
+    import uvloop
+
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    server = ApiServer(config)
+    await server.start()
+    typer.echo(f"Serving {server.url}")
+    if server.insecure_url:
+        typer.echo(f"Serving {server.insecure_url}")
+    typer.echo(f"kubeconfig: {server.kubeconfig}")
+    await stop.wait()
+    await server.stop()
