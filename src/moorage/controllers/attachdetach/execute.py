@@ -1,0 +1,279 @@
+"""Carries out what `plan.py` decided, and turns the answers of the API server and the attacher into outcomes.
+
+Owns: the order of writes of an attach and a detach, judging a VolumeAttachment, and the events on pods.
+May not touch: when something is to be done; that is `plan.py`'s.
+Start reading at: `Executor.begin`, `Executor.judge`.
+
+A detach writes in this order: the node's status no longer lists the volume, the node's live status is asked whether it
+is in use, the VolumeAttachment is deleted. An operation ends when the VolumeAttachment says so, not when our request
+does: `judge` is called for each change of it.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
+
+from moorage.controllers.attachdetach.names import NodeName, VolumeName, attachment_name
+from moorage.controllers.attachdetach.plan import (
+    Action,
+    Attach,
+    AwaitUnmount,
+    Detach,
+    GiveUp,
+    Keep,
+    Limits,
+    Warn,
+    Withdraw,
+)
+from moorage.controllers.attachdetach.populate import Views
+from moorage.controllers.attachdetach.report import Spawn, StatusApi, StatusReporter
+from moorage.controllers.attachdetach.world import Backoff, State, Volume, World
+from moorage.kube.errors import AlreadyExists, ApiError, NotFound, Unavailable
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.meta import ObjectReference
+from moorage.kube.objects.storage import VolumeAttachment
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+
+class AttachApi(StatusApi, Protocol):
+    """The requests of this controller. What they return or learn, the views know before they return."""
+
+    async def create_attachment(self, name: str, driver: str, node: str, pv_name: str) -> None: ...
+
+    async def delete_attachment(self, name: str) -> None: ...
+
+    async def refresh_attachment(self, name: str) -> None:
+        """Ask the server for the object and let the views know it."""
+
+    async def live_node(self, name: str) -> Node | None: ...
+
+
+class Events(Protocol):
+    def normal(self, about: ObjectReference, reason: str, message: str) -> None: ...
+
+    def warning(self, about: ObjectReference, reason: str, message: str) -> None: ...
+
+
+class Executor:
+    """Starts actions and records their outcomes in the world."""
+
+    def __init__(
+        self,
+        world: World,
+        views: Views,
+        api: AttachApi,
+        events: Events,
+        clock: Callable[[], float],
+        limits: Limits,
+    ) -> None:
+        self._world = world
+        self._views = views
+        self._api = api
+        self._events = events
+        self._clock = clock
+        self._limits = limits
+        self.reporter = StatusReporter(world, api, clock)
+
+    def begin(self, actions: Iterable[Action], spawn: Spawn) -> None:
+        """Start each action; those that need the API run on as tasks."""
+        for action in actions:
+            self._begin_one(action, spawn)
+        self.reporter.begin(spawn)
+
+    def _begin_one(self, action: Action, spawn: Spawn) -> None:
+        world, now = self._world, self._clock()
+        match action:
+            case Attach(volume, node):
+                world.attach_begins(volume, node, now)
+                spawn(self._surely(self._attach(volume, node), "attach", volume, node), f"attach-{volume}-{node}")
+            case Withdraw(volume, node):
+                world.leave(volume, node)
+            case Detach(volume, node, verify):
+                world.detach_begins(volume, node, now)
+                work = self._detach(volume, node, verify)
+                spawn(self._surely(work, "detach", volume, node), f"detach-{volume}-{node}")
+            case AwaitUnmount(volume, node):
+                world.volumes[volume].attachments[node].detach_wanted_at = now
+                world.wake_at(now + self._limits.force_after_s + 0.001, volume)
+            case Keep(volume, node):
+                world.volumes[volume].attachments[node].detach_wanted_at = None
+            case GiveUp(volume, node):
+                self._give_up(volume, node)
+            case Warn():
+                self._warn(action)
+
+    async def _surely(
+        self, work: Coroutine[Any, Any, None], operation: str, volume: VolumeName, node: NodeName
+    ) -> None:
+        """Run an operation to an end that the world knows of, even if it is a mistake of ours."""
+        try:
+            await work
+        except Exception:
+            log.exception("operation failed unexpectedly", operation=operation, volume=volume, node=node)
+            self._end_request(volume, node)
+            self._world.failed(volume, node, operation, self._clock())
+
+    async def _attach(self, volume: VolumeName, node: NodeName) -> None:
+        name, known = attachment_name(volume, node), self._world.volumes[volume]
+        is_known = True
+        try:
+            if self._views.attachment(name) is None:
+                await self._api.create_attachment(name, known.driver, node, known.pv_name)
+        except AlreadyExists:
+            is_known = await self._adopt(name)
+        except ApiError as error:
+            if isinstance(error, Unavailable):  # it may have been made, and may turn up later
+                self._world.in_doubt[name] = (volume, node)
+            self._end_request(volume, node)
+            self._fail_attach(volume, node, str(error))
+            return
+        self._end_request(volume, node)
+        if is_known and self._views.attachment(name) is None:  # made, and gone again
+            self._world.detached(volume, node)
+        self.judge(volume, node)
+
+    async def _adopt(self, name: str) -> bool:
+        """Learn of an attachment that is there already; False when that failed and it must be waited for."""
+        try:
+            await self._api.refresh_attachment(name)
+        except ApiError as error:
+            log.debug("attachment is not seen yet", name=name, reason=str(error))
+            return False
+        return True
+
+    async def _detach(self, volume: VolumeName, node: NodeName, verify: bool) -> None:
+        name = attachment_name(volume, node)
+        try:
+            if verify and await self._is_in_use(volume, node):
+                raise _StillInUse(409, "InUse", f"volume {volume} is still in use on node {node}")
+            await self._delete(name)
+        except ApiError as error:
+            self._end_request(volume, node)
+            self._fail_detach(volume, node, str(error))
+            return
+        self._world.volumes[volume].attachments[node].was_deleted = True
+        self._end_request(volume, node)
+        self.judge(volume, node)
+
+    async def _is_in_use(self, volume: VolumeName, node: NodeName) -> bool:
+        live = await self._api.live_node(node)
+        return live is not None and volume in live.status.volumes_in_use
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self._api.delete_attachment(name)
+            if self._views.attachment(name) is None:  # not heard of yet, but there: learn whether it goes at once
+                await self._api.refresh_attachment(name)
+        except NotFound:
+            log.debug("attachment was gone already", name=name)  # if the views still have it, they will hear of it
+
+    def judge(self, volume: VolumeName, node: NodeName) -> None:
+        """Look at a pair's VolumeAttachment and conclude what it means for the state the pair is in."""
+        attachment = self._world.attachment(volume, node)
+        if attachment is None or attachment.is_executing:
+            return
+        found = self._views.attachment(attachment_name(volume, node))
+        match attachment.state:
+            case State.ATTACHING:
+                self._judge_attaching(volume, node, found)
+            case State.DETACHING:
+                self._judge_detaching(volume, node, found)
+            case State.ATTACHED if found is None:
+                self._world.detached(volume, node)
+            case State.ATTACHED if not found.status.attached:  # type: ignore[union-attr]
+                self._world.doubted(volume, node)
+            case State.UNCERTAIN | State.LEAVING if found is not None and found.status.attached:
+                if attachment.backoff.operation == "attach":
+                    attachment.backoff = Backoff()
+                self._world.dirty.add(volume)
+
+    def attachment_gone(self, volume: VolumeName, node: NodeName) -> None:
+        """The VolumeAttachment was seen to go: whatever was uncertain no longer is."""
+        attachment = self._world.attachment(volume, node)
+        if attachment is None or attachment.is_executing:
+            return
+        self._world.detached(volume, node)
+
+    def _judge_attaching(self, volume: VolumeName, node: NodeName, found: VolumeAttachment | None) -> None:
+        if found is None:
+            return
+        if found.is_deleting:
+            self._fail_attach(volume, node, "volume attachment is being deleted")
+        elif found.status.attached:
+            self._succeed(volume, node)
+        elif found.status.attach_error is not None:
+            self._fail_attach(volume, node, found.status.attach_error.message)
+
+    def _judge_detaching(self, volume: VolumeName, node: NodeName, found: VolumeAttachment | None) -> None:
+        attachment = self._world.volumes[volume].attachments[node]
+        if found is None and attachment.was_deleted:
+            log.info("volume detached", volume=volume, node=node)
+            self._world.detached(volume, node)
+        elif found is not None and found.status.detach_error is not None:
+            self._fail_detach(volume, node, found.status.detach_error.message)
+
+    def _succeed(self, volume: VolumeName, node: NodeName) -> None:
+        self._world.attached(volume, node)
+        known = self._world.volumes[volume]
+        log.info("volume attached", volume=volume, node=node)
+        for pod in _pods(known, node):
+            message = f'AttachVolume.Attach succeeded for volume "{known.pv_name}" '
+            self._events.normal(pod, "SuccessfulAttachVolume", message)
+
+    def _fail_attach(self, volume: VolumeName, node: NodeName, reason: str) -> None:
+        known = self._world.volumes[volume]
+        for pod in _pods(known, node):
+            message = f'AttachVolume.Attach failed for volume "{known.pv_name}" : {reason}'
+            self._events.warning(pod, "FailedAttachVolume", message)
+        log.warning("attach failed", volume=volume, node=node, reason=reason)
+        self._world.failed(volume, node, "attach", self._clock())
+
+    def _fail_detach(self, volume: VolumeName, node: NodeName, reason: str) -> None:
+        log.warning("detach failed", volume=volume, node=node, reason=reason)
+        self._world.failed(volume, node, "detach", self._clock())
+
+    def _give_up(self, volume: VolumeName, node: NodeName) -> None:
+        known = self._world.volumes[volume]
+        if known.attachments[node].state is State.ATTACHING:
+            driver = known.driver or "the driver"
+            self._fail_attach(volume, node, f"timed out waiting for external-attacher of {driver} CSI driver to attach")
+        else:
+            self._fail_detach(volume, node, "timed out waiting for the attacher to detach")
+
+    def _warn(self, action: Warn) -> None:
+        volume = self._world.volumes[action.volume]
+        wish = volume.wanted[action.node]
+        wish.was_warned = True
+        holders = [pod for node in action.holders for pod in _pods(volume, node)]
+        for pod in wish.pods.values():
+            message = f'Waiting for detach for volume "{volume.pv_name}" {_held_by(pod, holders)}'
+            self._events.warning(pod, "FailedAttachVolume", message)
+
+    def _end_request(self, volume: VolumeName, node: NodeName) -> None:
+        self._world.volumes[volume].attachments[node].is_executing = False
+        self._world.dirty.add(volume)
+
+
+class _StillInUse(ApiError):
+    """The node's live status lists the volume as in use."""
+
+
+def _pods(volume: Volume, node: NodeName) -> list[ObjectReference]:
+    wish = volume.wanted.get(node)
+    return list(wish.pods.values()) if wish is not None else []
+
+
+def _held_by(pod: ObjectReference, holders: list[ObjectReference]) -> str:
+    """Who has the volume, in words that tell nobody the names of pods in other namespaces."""
+    if not holders:
+        return (
+            "Volume is already exclusively attached to one node, "
+            "waiting on detach before it can be attached to another node"
+        )
+    near = [holder.name for holder in holders if holder.namespace == pod.namespace]
+    far = len(holders) - len(near)
+    if not near:
+        return f"Volume is already used by {far} pod(s) in different namespaces"
+    others = f" and {far} pod(s) in different namespaces" if far else ""
+    return f"Volume is already used by pod(s) {', '.join(near)}{others}"

@@ -1,0 +1,225 @@
+"""Fills the world from what the API server says about pods, claims, volumes, nodes and drivers.
+
+Owns: resolving a pod's volumes to attachable CSI volumes, and rebuilding the world after a start.
+May not touch: the API (it reads through `Views`), and the outcome of operations, which is `execute.py`'s.
+Start reading at: `Populator.rebuild`, `Populator.pod_changed`.
+
+A volume that a pod was seen to want stays wanted until the pod ends, whatever becomes of the claim in between: what is
+mounted cannot be unwished.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from moorage.controllers.attachdetach import names
+from moorage.controllers.attachdetach.names import NodeName, VolumeName
+from moorage.controllers.attachdetach.world import World
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
+from moorage.kube.objects.meta import reference_to
+from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+
+_SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
+
+
+class Views(Protocol):
+    """What the informers know; None where they know of no such object."""
+
+    def claim(self, key: str) -> PersistentVolumeClaim | None: ...
+
+    def pv(self, name: str) -> PersistentVolume | None: ...
+
+    def driver(self, name: str) -> CSIDriver | None: ...
+
+    def node(self, name: str) -> Node | None: ...
+
+    def attachment(self, name: str) -> VolumeAttachment | None: ...
+
+    def pods(self) -> Iterable[Pod]: ...
+
+    def pods_of_claim(self, key: str) -> Iterable[Pod]: ...
+
+    def pods_on_node(self, name: str) -> Iterable[Pod]: ...
+
+
+class Populator:
+    """Turns each change that the informers report into a change of the world."""
+
+    def __init__(self, world: World, views: Views, clock: Callable[[], float], recheck_s: float) -> None:
+        self._world = world
+        self._views = views
+        self._clock = clock
+        self._recheck_s = recheck_s
+
+    def rebuild(self, nodes: Iterable[Node], attachments: Iterable[VolumeAttachment]) -> None:
+        """Take in everything after a start: what nodes list is attached, what else has an object is uncertain."""
+        for node in nodes:
+            self.node_changed(None, node)
+            for listed in node.status.volumes_attached:
+                if names.driver_and_handle(listed.name) is not None:
+                    self._world.found_attached(VolumeName(listed.name), NodeName(node.name))
+        for attachment in attachments:
+            found = self.pair_of(attachment)
+            if found is not None:
+                self._world.found_attachment(*found)
+        for pod in self._views.pods():
+            self.pod_changed(None, pod)
+
+    def pair_of(self, attachment: VolumeAttachment) -> tuple[VolumeName, NodeName] | None:
+        """The volume and node that an attachment object is about; None for inline sources and unknown volumes."""
+        pv = self._views.pv(attachment.spec.source.persistent_volume_name or "")
+        if pv is None or pv.spec.csi is None or not attachment.spec.node_name:
+            return None
+        csi = pv.spec.csi
+        return names.volume_name(csi.driver, csi.volume_handle), NodeName(attachment.spec.node_name)
+
+    def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        if old is not None and (new is None or new.uid != old.uid):
+            self._world.unwant(old.uid)
+        if new is None:
+            return
+        if new.is_terminated:
+            self._world.unwant(new.uid)
+        else:
+            self._add(new)
+
+    def claim_changed(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
+        if new is not None and new.status.phase == "Bound":
+            self._add_pods(self._views.pods_of_claim(new.key))
+
+    def pv_changed(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
+        if new is None or new.spec.csi is None:
+            return
+        known = self._world.volumes.get(names.volume_name(new.spec.csi.driver, new.spec.csi.volume_handle))
+        if known is not None and known.pv_name == new.name and known.is_shareable != _is_shareable(new):
+            known.is_shareable = _is_shareable(new)
+            self._world.dirty.add(known.name)
+        claim = new.spec.claim_ref
+        if claim is not None:
+            self._add_pods(self._views.pods_of_claim(f"{claim.namespace}/{claim.name}"))
+
+    def driver_changed(self, old: CSIDriver | None, new: CSIDriver | None) -> None:
+        """A driver now needs attaching, or no longer does: look at its pods, but not at once.
+
+        A driver's object is replaced by deleting and creating it; detaching in between would pull volumes from under
+        running pods.
+        """
+        if _needs_attach(old) != _needs_attach(new):
+            name = new.name if new is not None else old.name if old is not None else ""
+            self._world.wake_driver_at(self._clock() + self._recheck_s, name)
+
+    def recheck_driver(self, name: str) -> None:
+        if not _needs_attach(self._views.driver(name)):
+            for volume in [v for v in self._world.volumes.values() if v.driver == name]:
+                for wish in list(volume.wanted.values()):
+                    for uid in list(wish.pods):
+                        self._world.unwant(uid, volume.name)
+        else:
+            self._add_pods(self._views.pods())
+
+    def node_changed(self, old: Node | None, new: Node | None) -> None:
+        if new is not None:
+            self._take_node(old, new)
+        elif old is not None and (known := self._world.nodes.get(NodeName(old.name))) is not None:
+            known.exists = known.is_ready = known.is_out_of_service = False
+            known.listed = frozenset()
+            self._world.dirty |= known.volumes
+            if not known.volumes and not known.wishes:
+                del self._world.nodes[known.name]
+
+    def _take_node(self, old: Node | None, new: Node) -> None:
+        world, known = self._world, self._world.node(NodeName(new.name))
+        was_managed, was = known.is_managed, (known.is_ready, known.is_out_of_service, known.exists)
+        known.exists = True
+        known.is_managed = names.MANAGED in new.annotations
+        known.is_ready = new.is_ready
+        known.is_out_of_service = any(taint.key == names.OUT_OF_SERVICE for taint in new.spec.taints)
+        in_use = frozenset(new.status.volumes_in_use)
+        if was != (known.is_ready, known.is_out_of_service, True):
+            world.dirty |= known.volumes
+        if in_use != known.in_use:
+            world.dirty |= {VolumeName(name) for name in in_use ^ known.in_use} & known.volumes
+            known.in_use = in_use
+        for name in known.volumes:
+            attachment = world.volumes[name].attachments[known.name]
+            if attachment.assumed_in_use:
+                attachment.assumed_in_use = False
+                world.dirty.add(name)
+        self._take_listing(old, new)
+        if known.is_managed and not was_managed:
+            self._add_pods(self._views.pods_on_node(new.name))
+
+    def _take_listing(self, old: Node | None, new: Node) -> None:
+        if old is not None and old.status.volumes_attached == new.status.volumes_attached:
+            return
+        known = self._world.nodes[NodeName(new.name)]
+        listed = [(v.name, v.device_path) for v in new.status.volumes_attached]
+        known.foreign = tuple(entry for entry in listed if names.driver_and_handle(entry[0]) is None)
+        ours = frozenset(name for name, _ in listed if names.driver_and_handle(name) is not None)
+        self._world.dirty |= {VolumeName(name) for name in ours ^ known.listed} & known.volumes
+        known.listed = ours
+        if old is None:
+            self._world.dirty_nodes.add(known.name)
+        elif known.listed != frozenset(self._world.listing(known.name)):
+            # Somebody else wrote it; Kubernetes would leave it until its next own write, we put it right later.
+            self._world.wake_node_at(self._clock() + self._recheck_s, known.name)
+
+    def _add_pods(self, pods: Iterable[Pod]) -> None:
+        for pod in pods:
+            if not pod.is_terminated:
+                self._add(pod)
+
+    def _add(self, pod: Pod) -> None:
+        node = self._world.nodes.get(NodeName(pod.spec.node_name))
+        if node is None or not node.is_managed:
+            return
+        for pv in self._attachable(pod):
+            if pv.spec.csi is None:
+                continue
+            name = names.volume_name(pv.spec.csi.driver, pv.spec.csi.volume_handle)
+            volume = self._world.volume(name)
+            if volume.pv_name != pv.name:  # two volumes with one handle: the stricter one counts
+                volume.is_shareable = _is_shareable(pv) and (not volume.pv_name or volume.is_shareable)
+                volume.pv_name, volume.driver = pv.name, pv.spec.csi.driver
+            self._world.want(pod.uid, reference_to(pod), node.name, name)
+
+    def _attachable(self, pod: Pod) -> Iterator[PersistentVolume]:
+        for volume in pod.spec.volumes:
+            claim = self._claim_of(pod, volume)
+            if claim is None or claim.status.phase != "Bound" or not claim.spec.volume_name:
+                continue
+            pv = self._views.pv(claim.spec.volume_name)
+            if pv is None or pv.spec.claim_ref is None or pv.spec.claim_ref.uid != claim.uid:
+                continue
+            csi = pv.spec.csi
+            if csi and csi.driver and csi.volume_handle and _needs_attach(self._views.driver(csi.driver)):
+                yield pv
+
+    def _claim_of(self, pod: Pod, volume: PodVolume) -> PersistentVolumeClaim | None:
+        if volume.persistent_volume_claim is not None:
+            return self._views.claim(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
+        if volume.ephemeral is None:
+            return None
+        claim = self._views.claim(f"{pod.namespace}/{pod.name}-{volume.name}")
+        owners = claim.metadata.owner_references if claim is not None else []
+        return claim if any(owner.controller and owner.uid == pod.uid for owner in owners) else None
+
+
+def claim_keys(pod: Pod) -> list[str]:
+    """The claims that a pod refers to, for an index of pods."""
+    keys = []
+    for volume in pod.spec.volumes:
+        if volume.persistent_volume_claim is not None:
+            keys.append(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
+        elif volume.ephemeral is not None:
+            keys.append(f"{pod.namespace}/{pod.name}-{volume.name}")
+    return keys
+
+
+def _needs_attach(driver: CSIDriver | None) -> bool:
+    """A driver that nobody described needs attaching."""
+    return driver is None or driver.spec.attach_required is not False
+
+
+def _is_shareable(pv: PersistentVolume) -> bool:
+    modes = pv.spec.access_modes
+    return not modes or any(mode in _SHARED_MODES for mode in modes)

@@ -1,0 +1,71 @@
+"""Keeps each node's status.volumesAttached equal to what the world says is attached there.
+
+Owns: writing that list, one write at a time for a node.
+May not touch: what is attached; it reads `World.listing`.
+Start reading at: `StatusReporter.begin`.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from moorage.controllers.attachdetach.names import NodeName
+from moorage.controllers.attachdetach.world import World
+from moorage.kube.errors import ApiError
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+_RETRY_S = 0.5
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], None]
+
+
+class StatusApi(Protocol):
+    async def list_attached(self, node: NodeName, entries: Sequence[tuple[str, str]]) -> None:
+        """Write the list into the node's status, and let the views know; a node that is gone needs none."""
+
+
+class StatusReporter:
+    """One writer for all nodes; writes for different nodes run side by side."""
+
+    def __init__(self, world: World, api: StatusApi, clock: Callable[[], float]) -> None:
+        self._world = world
+        self._api = api
+        self._clock = clock
+        self._writing: set[NodeName] = set()
+
+    def begin(self, spawn: Spawn) -> None:
+        """Start a write for every node that changed, except where one is under way; that one goes round again."""
+        for node in sorted(self._world.dirty_nodes - self._writing):
+            self._world.dirty_nodes.discard(node)
+            if self._is_due(node):
+                self._writing.add(node)
+                spawn(self._write_until_equal(node), f"report-{node}")
+
+    async def _write(self, node: NodeName) -> bool:
+        """Write the list of one node now; False when that failed."""
+        known = self._world.nodes.get(node)
+        if known is None or not known.exists:
+            return True
+        wanted = self._world.listing(node)
+        entries = [*known.foreign, *((name, "") for name in wanted)]
+        try:
+            await self._api.list_attached(node, entries)
+        except ApiError as error:
+            log.warning("node status was not written", node=node, reason=str(error))
+            return False
+        return True
+
+    async def _write_until_equal(self, node: NodeName) -> None:
+        try:
+            while self._is_due(node):
+                self._world.dirty_nodes.discard(node)
+                if not await self._write(node):
+                    self._world.wake_node_at(self._clock() + _RETRY_S, node)
+                    return
+        finally:
+            self._writing.discard(node)
+
+    def _is_due(self, node: NodeName) -> bool:
+        known = self._world.nodes.get(node)
+        return known is not None and known.exists and known.listed != frozenset(self._world.listing(node))
