@@ -7,8 +7,9 @@ Start reading at: `Client.request`, `Client.patch`, `Client.watch`.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Self, TypeVar
@@ -16,11 +17,16 @@ from typing import Any, Generic, Self, TypeVar
 import aiohttp
 import msgspec
 
-from moorage.kube.config import ApiConfig
-from moorage.kube.errors import ApiError, TooManyRequests, Unavailable, error_from
+from moorage.kube import metrics
+from moorage.kube.config import ApiConfig, RenewableToken
+from moorage.kube.errors import ApiError, Gone, TooManyRequests, Unauthorized, Unavailable
 from moorage.kube.limiter import Limiter
-from moorage.kube.objects.meta import KubeObject, Meta, as_document, version_number
+from moorage.kube.objects.meta import KubeObject, as_document, version_number
+from moorage.kube.transport import open_session, was_surely_not_sent
+from moorage.kube.wire import Codec, Page, WatchEvent, error_of, lines_of
 from moorage.log import get_logger
+
+__all__ = ["Client", "ObjectList", "PatchType", "WatchEvent", "newest"]
 
 log = get_logger(__name__)
 
@@ -28,6 +34,7 @@ T = TypeVar("T", bound=KubeObject)
 
 _PAGE = 1000
 _TRIES = 5
+_LONGEST_WAIT_S = 30.0
 _DEFAULT_TIMEOUT_S = 60.0
 _READS = frozenset({"GET", "HEAD"})
 
@@ -49,35 +56,13 @@ class ObjectList(Generic[T]):
     resource_version: str
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent(Generic[T]):
-    """ADDED, MODIFIED or DELETED with the object; BOOKMARK with an object that has only a version."""
+class _NoAnswer(Unavailable):
+    """The request failed below HTTP; `unsent` when the server cannot have seen it whole."""
 
-    type: str
-    object: T
-
-    @property
-    def ends_initial_list(self) -> bool:
-        return self.type == "BOOKMARK" and self.object.annotations.get("k8s.io/initial-events-end") == "true"
-
-
-class _RawListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class _RawList(msgspec.Struct):
-    metadata: _RawListMeta = _RawListMeta()
-    items: list[msgspec.Raw] | None = None
-
-
-class _RawEvent(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _JustMeta(msgspec.Struct):
-    metadata: Meta = Meta()
+    def __init__(self, message: str, unsent: bool, is_final: bool) -> None:
+        super().__init__(503, "Unreachable", message)
+        self.unsent = unsent
+        self.is_final = is_final
 
 
 class Client:
@@ -87,8 +72,10 @@ class Client:
         self._config = config
         self._identity = identity
         self._limiter = Limiter(qps, burst or max(1, int(qps * 2)))
+        self._host = config.unix_socket or config.server.partition("://")[2]
         self._session: aiohttp.ClientSession | None = None
-        self._decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+        self._is_closed = False
+        self._codec = Codec()
         self.requests_sent = 0
 
     @property
@@ -107,6 +94,8 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
+        """End all connections; requests after this fail."""
+        self._is_closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -133,12 +122,17 @@ class Client:
         token = ""
         while True:
             more = {"limit": str(page), **({"continue": token} if token else {})}
-            body = await self.request("GET", kind.resource.path(namespace), query={**query, **more})
-            raw = msgspec.json.decode(body, type=_RawList)
-            items += self._readable(kind, raw.items or [])
-            token = raw.metadata.continue_
+            try:
+                found = await self._page(kind, namespace, {**query, **more})
+            except Gone:
+                if not token:
+                    raise
+                found = await self._page(kind, namespace, query)  # the snapshot was lost half-way: all at once, then
+                return ObjectList(found.items, found.resource_version)
+            items += found.items
+            token = found.token
             if not token:
-                return ObjectList(items, raw.metadata.resource_version)
+                return ObjectList(items, found.resource_version)
 
     async def create(
         self,
@@ -179,7 +173,8 @@ class Client:
         if version and isinstance(patch, Mapping):
             patch = {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": version}}
         elif version:
-            patch = [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *patch]
+            # Not a `test`: a failed test is Invalid, a version that differs is a Conflict.
+            patch = [{"op": "replace", "path": "/metadata/resourceVersion", "value": version}, *patch]
         query = self._manager()
         if how is PatchType.APPLY and force:
             query["force"] = "true"
@@ -218,8 +213,12 @@ class Client:
         fields: str = "",
         initial: bool = False,
         timeout_s: int = 420,
-    ) -> AsyncIterator[WatchEvent[T]]:
-        """Changes after `version`, or with `initial` the present state first; Gone when the version is too old."""
+    ) -> AsyncGenerator[WatchEvent[T], None]:
+        """Changes after `version`, or with `initial` the present state first; Gone when the version is too old.
+
+        It ends when the server ends it, and raises Unavailable when the connection breaks. Whoever leaves the loop
+        early closes it: `async with aclosing(client.watch(…)) as events`.
+        """
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
         query |= _selecting(labels, fields)
         if initial:
@@ -229,22 +228,14 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=timeout_s + 60, sock_connect=30, sock_read=None)
         async with self._send("GET", kind.resource.path(namespace), None, query, "", timeout) as response:
             if response.status >= 400:
-                raise _error_of(response.status, await response.read())
-            async for line in _lines(response.content):
-                event = self._event(kind, line)
-                if event is not None:
-                    yield event
+                raise error_of(response.status, await response.read())
+            async with aclosing(lines_of(response.content)) as lines:
+                async for line in lines:
+                    yield self._codec.event(kind, line)
 
     def decode(self, kind: type[T], body: bytes | msgspec.Raw) -> T:
-        decoder = self._decoders.get(kind)
-        if decoder is None:
-            decoder = self._decoders[kind] = msgspec.json.Decoder(kind)
-        try:
-            return decoder.decode(body)  # type: ignore[no-any-return]
-        except msgspec.MsgspecError as error:
-            raise Unavailable(
-                502, "BadAnswer", f"cannot read a {kind.resource.kind} of the API server: {error}"
-            ) from error
+        """An object of a kind from its JSON; Unavailable (BadAnswer) when it is none."""
+        return self._codec.object(kind, body)
 
     async def request(
         self,
@@ -256,8 +247,8 @@ class Client:
         content_type: str = "application/json",
         timeout_s: float = _DEFAULT_TIMEOUT_S,
     ) -> bytes:
-        """One request, repeated where that is safe: reads always, writes only if the server said to come back (429)
-        or never saw them (connection refused)."""
+        """One request, repeated where that is safe: reads always, writes only if the server said to come back (429, or
+        503 with Retry-After), did not accept the token (401, once, with a fresh one) or cannot have seen them."""
         data = msgspec.json.encode(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
         for attempt in range(1, _TRIES + 1):
@@ -267,25 +258,32 @@ class Client:
                     answer = await response.read()
                     if response.status < 400:
                         return answer
-                    error = _error_of(response.status, answer)
-                    asked = response.headers.get("Retry-After", "")
-                    may_repeat = isinstance(error, TooManyRequests) or (method in _READS and error.status >= 500)
-                    if asked.isdigit() and may_repeat:
-                        wait_s = max(wait_s, float(asked))
-            except aiohttp.ClientConnectorError as failure:
-                error, may_repeat = (
-                    Unavailable(503, "Unreachable", f"API server {self._config.server}: {failure}"),
-                    True,
-                )
-            except (aiohttp.ClientError, TimeoutError, ConnectionError) as failure:
-                what = str(failure) or type(failure).__name__
-                error = Unavailable(503, "Unreachable", f"{method} {path} at {self._config.server}: {what}")
-                may_repeat = method in _READS
+                    asked_s = _retry_after_s(response.headers.get("Retry-After"))
+                    error: ApiError = error_of(response.status, answer)
+                    may_repeat = self._may_repeat(method, error, asked_s, attempt)
+                    wait_s = 0.0 if error.status == 401 else max(wait_s, asked_s or 0.0)
+            except _NoAnswer as failure:
+                error, may_repeat = failure, not failure.is_final and (failure.unsent or method in _READS)
             if not may_repeat or attempt == _TRIES:
                 raise error
             log.debug("request is tried again", method=method, path=path, reason=str(error), seconds=wait_s)
+            metrics.observe_retry(method, self._host, error.status)
             await asyncio.sleep(wait_s)
         raise AssertionError("unreachable")
+
+    async def _page(self, kind: type[T], namespace: str, query: Mapping[str, str]) -> Page[T]:
+        return self._codec.page(kind, await self.request("GET", kind.resource.path(namespace), query=query))
+
+    def _may_repeat(self, method: str, error: ApiError, asked_s: float | None, attempt: int) -> bool:
+        if isinstance(error, Unauthorized):
+            token = self._config.token
+            if attempt > 1 or not isinstance(token, RenewableToken):
+                return False
+            token.expire()
+            return True
+        if isinstance(error, TooManyRequests) or (error.status == 503 and asked_s is not None):
+            return True
+        return method in _READS and error.status >= 500 and error.reason != "Timeout"
 
     @asynccontextmanager
     async def _send(
@@ -297,60 +295,38 @@ class Client:
         content_type: str,
         timeout: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One request and its answer; every failure below HTTP, also while the answer is read, is a _NoAnswer."""
         await self._limiter.take()
-        self.requests_sent += 1
         headers = {"Accept": "application/json", "User-Agent": f"{self._identity} moorage"}
         if data is not None:
             headers["Content-Type"] = content_type
-        if self._config.token is not None:
-            headers["Authorization"] = f"Bearer {await self._config.token()}"
-        session = self._open()
-        async with session.request(
-            method,
-            self._config.server + path,
-            data=data,
-            params=dict(query),
-            headers=headers,
-            timeout=timeout,
-        ) as response:
-            yield response
+        if self._config.token is not None and (token := await self._config.token()):
+            headers["Authorization"] = f"Bearer {token}"
+        self.requests_sent += 1
+        url, params = self._config.server + path, dict(query)
+        started, code = time.monotonic(), "<error>"
+        try:
+            async with self._open().request(
+                method, url, data=data, params=params, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                code = str(response.status)
+                metrics.observe_request(method, self._host, code, time.monotonic() - started)
+                yield response
+        except (aiohttp.ClientError, OSError) as failure:  # TimeoutError is an OSError
+            if code == "<error>":
+                metrics.observe_request(method, self._host, code, time.monotonic() - started)
+            what = str(failure) or type(failure).__name__
+            is_final = isinstance(failure, aiohttp.ClientConnectorCertificateError | aiohttp.InvalidURL)
+            raise _NoAnswer(
+                f"{method} {path} at {self._config.server}: {what}", was_surely_not_sent(failure), is_final
+            ) from failure
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._is_closed:
+            raise Unavailable(503, "Closed", "this client has been closed")
         if self._session is None:
-            tls = self._config.tls if self._config.tls is not None else True
-            connector: aiohttp.BaseConnector
-            if self._config.unix_socket:
-                connector = aiohttp.UnixConnector(self._config.unix_socket, limit=0)
-            else:
-                connector = aiohttp.TCPConnector(ssl=tls, limit=0, keepalive_timeout=60)
-            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=True)
+            self._session = open_session(self._config)
         return self._session
-
-    def _event(self, kind: type[T], line: bytes) -> WatchEvent[T] | None:
-        try:
-            raw = msgspec.json.decode(line, type=_RawEvent)
-        except msgspec.MsgspecError as error:
-            raise Unavailable(502, "BadAnswer", f"cannot read a watch event: {error}") from error
-        if raw.type == "ERROR":
-            status = msgspec.json.decode(raw.object, type=dict[str, Any])
-            raise error_from(int(status.get("code") or 500), status)
-        if raw.type == "BOOKMARK":
-            meta = msgspec.json.decode(raw.object, type=_JustMeta).metadata
-            return WatchEvent("BOOKMARK", kind(metadata=meta))
-        try:
-            return WatchEvent(raw.type, self.decode(kind, raw.object))
-        except Unavailable as error:
-            log.warning("object is left out", kind=kind.resource.kind, reason=str(error))
-            return None
-
-    def _readable(self, kind: type[T], raw: Sequence[msgspec.Raw]) -> Sequence[T]:
-        items = []
-        for one in raw:
-            try:
-                items.append(self.decode(kind, one))
-            except Unavailable as error:
-                log.warning("object is left out", kind=kind.resource.kind, reason=str(error))
-        return items
 
     def _manager(self) -> dict[str, str]:
         return {"fieldManager": self._identity}
@@ -367,23 +343,8 @@ def _selecting(labels: str, fields: str) -> dict[str, str]:
     return {key: text for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}
 
 
-def _error_of(status: int, body: bytes) -> ApiError:
-    try:
-        document = msgspec.json.decode(body)
-    except msgspec.MsgspecError:
-        document = {"message": body[:512].decode(errors="replace")}
-    return error_from(status, document if isinstance(document, dict) else {"message": str(document)[:512]})
-
-
-async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length (aiohttp's own readline gives up at 64 KiB)."""
-    rest = b""
-    try:
-        async for chunk in stream.iter_any():
-            pieces = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-            rest = pieces.pop()
-            for piece in pieces:
-                if piece:
-                    yield piece
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as failure:
-        raise Unavailable(503, "Unreachable", f"watch broke off: {failure or type(failure).__name__}") from failure
+def _retry_after_s(header: str | None) -> float | None:
+    """The seconds a server asks to wait, within reason; None when it does not ask."""
+    if header is None or not (header.isascii() and header.isdigit()):
+        return None
+    return min(float(header), _LONGEST_WAIT_S)

@@ -14,16 +14,47 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from moorage.errors import UsageError
+from moorage.kube.errors import Unauthorized
+from moorage.kube.objects.meta import seconds_of
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_REFRESH_S = 60.0
+_EXPIRES_EARLY_S = 10.0
 
 TokenSource = Callable[[], Awaitable[str]]
+
+
+class RenewableToken:
+    """A token that is read again when it is a minute old, when it is about to expire, or when a server refused it.
+
+    `read` returns the token and when it expires (seconds since the epoch, or None). Concurrent callers share one read.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[tuple[str, float | None]]], clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._token = ""
+        self._until = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def __call__(self) -> str:
+        if self._clock() < self._until:
+            return self._token
+        async with self._lock:
+            if self._clock() >= self._until:
+                self._token, expires = await self._read()
+                now = self._clock()
+                self._until = now + _TOKEN_REFRESH_S if expires is None else expires - _EXPIRES_EARLY_S
+        return self._token
+
+    def expire(self) -> None:
+        """The server did not accept it: read it again before the next request."""
+        self._until = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -75,9 +106,11 @@ def from_kubeconfig(path: Path, context: str | None = None) -> ApiConfig:
     server = str(cluster.get("server") or "")
     if not server.startswith(("http://", "https://", "unix://")):
         raise UsageError(f"kubeconfig {path}: cluster {entry.get('cluster')!r} has no http, https or unix server")
-    tls, token = None, _token_from(user, path, chosen)
-    if server.startswith("https://"):
-        tls = _tls_from(cluster, user, path.parent)
+    try:
+        tls = _tls_from(cluster, user, path.parent) if server.startswith("https://") else None
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError, a bad base64 a ValueError
+        raise UsageError(f"kubeconfig {path}: certificates of context {chosen!r}: {error}") from error
+    token = _token_from(user, cluster, path, chosen, tls)
     namespace = str(entry.get("namespace") or "default")
     if server.startswith("unix://"):
         return ApiConfig("http://localhost", None, token, namespace, unix_socket=server.removeprefix("unix://"))
@@ -101,48 +134,75 @@ def fixed_token(token: str) -> TokenSource:
     return get
 
 
-def token_file(path: Path) -> TokenSource:
+def token_file(path: Path, clock: Callable[[], float] = time.time) -> TokenSource:
     """A token that somebody rotates: the file is read again when the last read is a minute old."""
-    read_at, token = 0.0, ""
 
-    async def get() -> str:
-        nonlocal read_at, token
-        if not token or time.monotonic() - read_at > _TOKEN_REFRESH_S:
-            token, read_at = path.read_text().strip(), time.monotonic()
-        return token
+    async def read() -> tuple[str, float | None]:
+        try:
+            return path.read_text().strip(), None
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unauthorized(401, "NoToken", f"token file {path}: {error}") from error
 
-    return get
+    return RenewableToken(read, clock)
 
 
-def _exec_token(path: Path, context: str) -> TokenSource:
-    """A token from a credential plugin, through the official package, asked for again each minute."""
-    asked_at, token = 0.0, ""
+def _exec_token(user: dict[str, Any], cluster: dict[str, Any], folder: Path, tls: ssl.SSLContext | None) -> TokenSource:
+    """Credentials from a plugin program, run through the official package; a certificate goes into `tls`."""
+
+    def ask() -> dict[str, Any]:
+        from kubernetes.config import exec_provider, kube_config  # heavy: only those who need it pay for it
+
+        run, node = cast(Any, exec_provider.ExecProvider), cast(Any, kube_config.ConfigNode)
+        provider = run(node("exec", user["exec"]), str(folder), node("cluster", dict(cluster)))
+        return dict(provider.run())
+
+    async def read() -> tuple[str, float | None]:
+        try:
+            status = await asyncio.to_thread(ask)
+        except Exception as error:  # the program, its output and the package may fail in any way
+            raise Unauthorized(401, "NoToken", f"credential plugin {user['exec'].get('command')!r}: {error}") from error
+        certificate, key = status.get("clientCertificateData"), status.get("clientKeyData")
+        if certificate and key and tls is not None:
+            _load_pair(tls, certificate.encode(), key.encode())
+        elif not status.get("token"):
+            raise Unauthorized(401, "NoToken", f"credential plugin {user['exec'].get('command')!r} gave no credentials")
+        return str(status.get("token") or ""), seconds_of(status.get("expirationTimestamp"))
+
+    return RenewableToken(read, time.time)
+
+
+def _provider_token(path: Path, context: str) -> TokenSource:
+    """A token from one of the old built-in providers, through the official package."""
 
     def ask() -> str:
-        from kubernetes import config as official  # heavy: only exec and provider users pay for it
+        from kubernetes import config as official  # heavy, as above
 
         make_loader: Any = official.kube_config._get_kube_config_loader
         loader = make_loader(filename=str(path), active_context=context)
-        if not loader._load_from_exec_plugin() and not loader._load_auth_provider_token():
-            raise UsageError(f"kubeconfig {path}: the credential plugin of context {context!r} gave no token")
+        if not loader._load_auth_provider_token():
+            raise ValueError("no token")
         return str(loader.token).removeprefix("Bearer ").strip()
 
-    async def get() -> str:
-        nonlocal asked_at, token
-        if not token or time.monotonic() - asked_at > _TOKEN_REFRESH_S:
-            token, asked_at = await asyncio.to_thread(ask), time.monotonic()
-        return token
+    async def read() -> tuple[str, float | None]:
+        try:
+            return await asyncio.to_thread(ask), None
+        except Exception as error:  # as above
+            raise Unauthorized(401, "NoToken", f"kubeconfig {path}: auth provider of {context!r}: {error}") from error
 
-    return get
+    return RenewableToken(read, time.time)
 
 
-def _token_from(user: dict[str, Any], path: Path, context: str) -> TokenSource | None:
-    if user.get("token"):
-        return fixed_token(str(user["token"]))
+def _token_from(
+    user: dict[str, Any], cluster: dict[str, Any], path: Path, context: str, tls: ssl.SSLContext | None
+) -> TokenSource | None:
     if user.get("tokenFile"):
         return token_file(path.parent / str(user["tokenFile"]))
-    if user.get("exec") or user.get("auth-provider"):
-        return _exec_token(path, context)
+    if user.get("token"):
+        return fixed_token(str(user["token"]))
+    if user.get("exec"):
+        return _exec_token(user, cluster, path.parent, tls)
+    if user.get("auth-provider"):
+        return _provider_token(path, context)
     return None
 
 
@@ -155,11 +215,15 @@ def _tls_from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ss
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     certificate, key = _pair_from(user, folder)
     if certificate and key:
-        with tempfile.TemporaryDirectory() as scratch:  # the ssl module reads keys from files only
-            for name, content in (("cert", certificate), ("key", key)):
-                Path(scratch, name).write_bytes(content)
-            tls.load_cert_chain(Path(scratch, "cert"), Path(scratch, "key"))
+        _load_pair(tls, certificate, key)
     return tls
+
+
+def _load_pair(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    with tempfile.TemporaryDirectory() as scratch:  # private to us; the ssl module reads keys from files only
+        for name, content in (("cert", certificate), ("key", key)):
+            Path(scratch, name).write_bytes(content)
+        tls.load_cert_chain(Path(scratch, "cert"), Path(scratch, "key"))
 
 
 def _pair_from(user: dict[str, Any], folder: Path) -> tuple[bytes | None, bytes | None]:

@@ -7,25 +7,33 @@ Start reading at: `Recorder.event`.
 import asyncio
 import random
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
 
 from moorage.kube.client import Client
-from moorage.kube.errors import ApiError, Forbidden, NotFound
+from moorage.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unavailable
 from moorage.kube.objects.core import Event
 from moorage.kube.objects.meta import KubeObject, ObjectReference, as_document, reference_to, timestamp_text
 from moorage.log import get_logger
 
 log = get_logger(__name__)
 
+V = TypeVar("V")
+
+# The figures are client-go's, so that a user sees from Moorage what the official components would show.
 _REMEMBERED = 4096
-_QUEUED = 2000
-_SIMILAR = 10  # this many different messages of one kind within the window, then they are counted as one
+_SIMILAR = 10  # of this many different messages about one thing, the last and all further ones are told as one event
 _WINDOW_S = 600.0
 _BURST = 25
 _REFILL_S = 300.0
+
+_QUEUED = 2000
+_IN_FLIGHT = 8
+_TRIES = 12
+_RETRY_S = 10.0
+_LEAVE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,58 +42,91 @@ class _Note:
     type: str
     reason: str
     message: str
+    at: float
 
 
 @dataclass(slots=True)
-class _Sent:
-    name: str
-    namespace: str
-    count: int
+class _Told:
+    """An event that stands for one or more notes; it has no name until it has been created."""
+
+    count: int = 0
+    name: str = ""
+    first_at: float = 0.0
 
 
 @dataclass(slots=True)
-class _Source:
-    """How many events one object has left, and how many alike it has had."""
+class _Similar:
+    """The different messages about one thing, as long as they keep coming."""
+
+    last_at: float
+    messages: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """How many events one object has left."""
 
     tokens: float
     at: float
 
 
 class Recorder:
-    """Sends events in the background, in order. Use as `async with Recorder(client, "persistentvolume-controller")`."""
+    """Sends events in the background: in order for each object, several objects at a time.
+
+    Use as `async with Recorder(client, "persistentvolume-controller")`. Leaving the block waits up to two seconds for
+    what has not been sent.
+    """
 
     def __init__(self, client: Client, component: str, host: str = "", clock: Callable[[], float] = time.time) -> None:
         self._client = client
         self._component = component
         self._host = host
         self._clock = clock
-        self._queue: asyncio.Queue[_Note] = asyncio.Queue(_QUEUED)
-        self._sent: OrderedDict[tuple[str, ...], _Sent] = OrderedDict()
-        self._sources: OrderedDict[str, _Source] = OrderedDict()
-        self._similar: OrderedDict[tuple[str, ...], tuple[float, set[str]]] = OrderedDict()
-        self._task: asyncio.Task[None] | None = None
+        self._lanes: dict[str, deque[_Note]] = {}  # by object; a lane exists as long as its task does
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_IN_FLIGHT)
+        self._waiting = 0
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
+        self._is_open = False
+        self._told: OrderedDict[tuple[str, ...], _Told] = OrderedDict()
+        self._similar: OrderedDict[tuple[str, ...], _Similar] = OrderedDict()
+        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._send_forever(), name=f"events-{self._component}")
+        self._is_open = True
+        for lane in list(self._lanes):
+            self._start(lane)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(_LEAVE_S):
                 await self.flush()
         except TimeoutError:
-            log.warning("events were not all sent", component=self._component, left=self._queue.qsize())
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            log.warning("events were not all sent", component=self._component, left=self._waiting)
+        finally:
+            self._is_open = False
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def event(self, about: KubeObject | ObjectReference, type: str, reason: str, message: str) -> None:
-        """Record one event; `type` is Normal or Warning."""
+        """Record one event; `type` is Normal or Warning. Never blocks, never fails."""
         reference = reference_to(about) if isinstance(about, KubeObject) else about
-        try:
-            self._queue.put_nowait(_Note(reference, type, reason, message[:1024]))
-        except asyncio.QueueFull:
+        if self._waiting >= _QUEUED:
             log.warning("event dropped: too many are waiting", reason=reason, object=reference.name)
+            return
+        note = _Note(reference, type, reason, message[:1024], self._clock())
+        key = f"{reference.kind}/{reference.namespace}/{reference.name}/{reference.uid}"
+        self._waiting += 1
+        self._at_rest.clear()
+        if key in self._lanes:
+            self._lanes[key].append(note)
+            return
+        self._lanes[key] = deque([note])
+        if self._is_open:
+            self._start(key)
 
     def normal(self, about: KubeObject | ObjectReference, reason: str, message: str) -> None:
         self.event(about, "Normal", reason, message)
@@ -95,88 +136,128 @@ class Recorder:
 
     @property
     def is_idle(self) -> bool:
-        return self._queue._unfinished_tasks == 0  # type: ignore[attr-defined,no-any-return]
+        """Everything recorded so far has been sent or given up on."""
+        return self._waiting == 0
 
     async def flush(self) -> None:
         """Return when everything recorded so far has been sent (or given up on)."""
-        await self._queue.join()
+        await self._at_rest.wait()
 
-    async def _send_forever(self) -> None:
-        while True:
-            note = await self._queue.get()
+    def _start(self, key: str) -> None:
+        task = asyncio.create_task(self._send_lane(key), name=f"events-{self._component}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_lane(self, key: str) -> None:
+        lane = self._lanes[key]
+        while lane:
+            note = lane.popleft()
             try:
-                await self._send(note)
+                async with self._slots:
+                    await self._send(key, note)
             except ApiError as error:
                 log.warning("event was not taken", reason=note.reason, object=note.about.name, error=str(error))
+            except Exception:  # an event is never worth more than the work it tells of
+                log.exception("event was not sent", reason=note.reason, object=note.about.name)
             finally:
-                self._queue.task_done()
+                self._done()
+        del self._lanes[key]
 
-    async def _send(self, note: _Note) -> None:
-        note, key = self._aggregated(note)
-        known = self._sent.get(key)
-        if known is None and not self._may_send(note.about.uid or note.about.name):
+    def _done(self) -> None:
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._at_rest.set()
+
+    async def _send(self, source: str, note: _Note) -> None:
+        """Aggregate, count, filter, then create or patch: the order matters, a filtered event is still counted."""
+        key, message = self._aggregated(note)
+        told = _remembered(self._told, key, _Told)
+        told.count += 1
+        told.first_at = told.first_at or note.at
+        if not self._may_send(source):
             return
-        if known is not None:
+        name = _event_name(note)
+        for attempt in range(1, _TRIES + 1):
             try:
-                patch = {"count": known.count + 1, "lastTimestamp": self._now(), "message": note.message}
-                await self._client.patch(Event, known.name, patch, known.namespace)
-                known.count += 1
+                await self._create_or_count(note, name, message, told)
                 return
-            except NotFound:
-                del self._sent[key]
-        await self._create(note, key)
+            except Unavailable as error:  # both ways are idempotent: the name is ours, the count is absolute
+                if attempt == _TRIES:
+                    raise
+                log.debug("event is sent again later", reason=note.reason, error=str(error))
+                await asyncio.sleep(_RETRY_S * min(1.0, 0.05 * 2**attempt) * random.uniform(0.5, 1.0))
 
-    async def _create(self, note: _Note, key: tuple[str, ...]) -> None:
+    async def _create_or_count(self, note: _Note, name: str, message: str, told: _Told) -> None:
         namespace = note.about.namespace or "default"
-        name = f"{note.about.name}.{int(self._clock() * 1e9):x}{random.randrange(16**4):04x}"
-        body = {
-            "metadata": {"name": name[-253:].lstrip(".-"), "namespace": namespace},
+        if told.name:
+            patch = {"count": told.count, "lastTimestamp": timestamp_text(note.at), "message": message}
+            try:
+                await self._client.patch(Event, told.name, patch, namespace)
+                return
+            except NotFound:  # it has expired: begin anew
+                told.count, told.first_at = 1, note.at
+        try:
+            await self._client.create(Event, self._body(note, name, message, told), namespace)
+        except AlreadyExists:
+            log.debug("event had arrived before", name=name)
+        except (NotFound, Forbidden) as error:  # the namespace is gone or going: nobody will read it
+            log.debug("event has no home", namespace=namespace, reason=str(error))
+            return
+        told.name = name
+
+    def _body(self, note: _Note, name: str, message: str, told: _Told) -> dict[str, Any]:
+        return {
+            "metadata": {"name": name, "namespace": note.about.namespace or "default"},
             "involvedObject": as_document(note.about),
             "reason": note.reason,
-            "message": note.message,
+            "message": message,
             "type": note.type,
-            "count": 1,
-            "firstTimestamp": self._now(),
-            "lastTimestamp": self._now(),
+            "count": told.count,
+            "firstTimestamp": timestamp_text(told.first_at),
+            "lastTimestamp": timestamp_text(note.at),
             "source": {"component": self._component, **({"host": self._host} if self._host else {})},
             "reportingComponent": self._component,
             "reportingInstance": self._host,
         }
-        try:
-            made = await self._client.create(Event, body, namespace)
-        except (NotFound, Forbidden) as error:  # the namespace is gone or going: nobody will read it
-            log.debug("event has no home", namespace=namespace, reason=str(error))
-            return
-        self._sent[key] = _Sent(made.name, namespace, 1)
-        while len(self._sent) > _REMEMBERED:
-            self._sent.popitem(last=False)
 
-    def _aggregated(self, note: _Note) -> tuple[_Note, tuple[str, ...]]:
+    def _aggregated(self, note: _Note) -> tuple[tuple[str, ...], str]:
+        """The key under which a note is counted, and its message."""
         about = note.about
-        kind = (about.kind, about.namespace, about.name, about.uid, note.type, note.reason)
-        since, messages = self._similar.get(kind, (self._clock(), set()))
-        if self._clock() - since > _WINDOW_S:
-            since, messages = self._clock(), set()
-        messages.add(note.message)
-        self._similar[kind] = (since, messages)
-        while len(self._similar) > _REMEMBERED:
-            self._similar.popitem(last=False)
-        if len(messages) > _SIMILAR:
-            return _Note(about, note.type, note.reason, f"(combined from similar events): {note.message}"[:1024]), kind
-        return note, (*kind, note.message)
+        kind = (about.api_version, about.kind, about.namespace, about.name, about.uid, note.type, note.reason)
+        similar = _remembered(self._similar, kind, lambda: _Similar(note.at))
+        if note.at - similar.last_at > _WINDOW_S:
+            similar.messages.clear()
+        similar.last_at = note.at
+        similar.messages.add(note.message)
+        if len(similar.messages) < _SIMILAR:
+            return (*kind, about.field_path, note.message), note.message
+        similar.messages.pop()
+        return kind, f"(combined from similar events): {note.message}"[:1024]
 
     def _may_send(self, source: str) -> bool:
         now = self._clock()
-        state = self._sources.pop(source, None) or _Source(float(_BURST), now)
-        state.tokens = min(float(_BURST), state.tokens + (now - state.at) / _REFILL_S)
-        state.at = now
-        self._sources[source] = state
-        while len(self._sources) > _REMEMBERED:
-            self._sources.popitem(last=False)
-        if state.tokens < 1:
+        allowance = _remembered(self._allowances, source, lambda: _Allowance(float(_BURST), now))
+        allowance.tokens = min(float(_BURST), allowance.tokens + (now - allowance.at) / _REFILL_S)
+        allowance.at = now
+        if allowance.tokens < 1:
             return False
-        state.tokens -= 1
+        allowance.tokens -= 1
         return True
 
-    def _now(self) -> str:
-        return timestamp_text(self._clock())
+
+K = TypeVar("K")
+
+
+def _remembered(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The entry of a cache that forgets what has not been asked for longest."""
+    if key in cache:
+        cache.move_to_end(key)
+        return cache[key]
+    while len(cache) >= _REMEMBERED:
+        cache.popitem(last=False)
+    return cache.setdefault(key, make())
+
+
+def _event_name(note: _Note) -> str:
+    suffix = f".{int(note.at * 1e9):x}{random.randrange(16**4):04x}"
+    return (note.about.name or "object")[: 253 - len(suffix)].rstrip(".-") + suffix

@@ -10,12 +10,15 @@ its own write returned cannot be misled by a slower watch.
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing
 from typing import Any, Generic, Self, TypeVar, cast
 
 from moorage.kube.client import Client, WatchEvent
 from moorage.kube.errors import ApiError, Gone, Unavailable
 from moorage.kube.objects.meta import KubeObject, version_number
+from moorage.kube.selectors import LabelMatch
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -26,6 +29,11 @@ IndexKeys = Callable[[T], Iterable[str]]
 
 _BACKOFF_START_S = 0.2
 _BACKOFF_MAX_S = 15.0
+_SHORT_WATCH_S = 1.0  # a watch that ends sooner and told nothing counts as a failure, lest we spin
+_SILENCE_S = 30.0  # a server that ignores sendInitialEvents never announces the end of the list
+_STREAMED_TRIES = 2
+_RESUMABLE = frozenset({429, 500, 502, 503})  # the server's trouble, not our version's: no reason to list again
+_REFUSED = frozenset({401, 403, 404, 429})  # as true of a list as of a streamed one
 
 
 class Informer(Generic[T]):
@@ -51,8 +59,14 @@ class Informer(Generic[T]):
         self._handlers: list[Handler[T]] = []
         self._synced = asyncio.Event()
         self._seen_version = 0  # the stream has told us everything up to here
+        self._must_list = True
         self._streams_lists = True  # until the server refuses sendInitialEvents
+        self._streamed_failures = 0
+        self._match = LabelMatch.parse(labels)
+        self._changed_at = time.monotonic()
+        self._heard = 0  # events of the stream, bookmarks included
         self.relists = 0
+        self.changes = 0
 
     def get(self, key: str) -> T | None:
         """The object with this key (`namespace/name` or `name`), as last heard."""
@@ -74,6 +88,11 @@ class Informer(Generic[T]):
         """The newest revision up to which everything of this kind is known here."""
         return self._seen_version
 
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last change was told to the handlers."""
+        return time.monotonic() - self._changed_at
+
     async def wait_synced(self) -> None:
         await self._synced.wait()
 
@@ -94,82 +113,102 @@ class Informer(Generic[T]):
         """Be told (old, new) of every change from now on, and first (None, object) of all that is there."""
         self._handlers.append(handler)
         for obj in list(self._objects.values()):
-            handler(None, obj)
+            self._call(handler, None, obj)
 
     def remember(self, obj: T) -> None:
-        """Take in what an own write returned, unless the stream is already past it."""
-        if obj.version > self._seen_version:
+        """Take in what an own write returned, unless the stream is already past it or it is not for this informer."""
+        if obj.version > self._seen_version and self._is_ours(obj):
             self._put(obj)
 
     def resync(self) -> None:
         """Tell every handler of every object once more."""
         for obj in list(self._objects.values()):
-            self._tell(obj, obj)
+            for handler in self._handlers:
+                self._call(handler, obj, obj)
 
     async def run(self) -> None:
         """List and watch for ever; every failure is waited out."""
+        async with asyncio.TaskGroup() as tasks:
+            if self._resync_s > 0:
+                tasks.create_task(self._resync_forever(), name=f"resync-{self.kind.resource.plural}")
+            await self._follow_forever()
+
+    async def _follow_forever(self) -> None:
         backoff_s = _BACKOFF_START_S
-        resyncing = asyncio.create_task(self._resync_forever(), name=f"resync-{self.kind.resource.plural}")
-        try:
-            while True:
-                try:
-                    if not self.is_synced or not self._seen_version:
-                        await self._list()
-                    await self._watch()
-                    backoff_s = _BACKOFF_START_S
-                    continue
-                except Gone:
-                    self._seen_version = 0
-                    continue
-                except ApiError as error:
-                    self._log_failure(error)
-                await asyncio.sleep(backoff_s * random.uniform(0.7, 1.3))
-                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-        finally:
-            resyncing.cancel()
-
-    async def _list(self) -> None:
-        if self._streams_lists:
+        while True:
+            heard, started = self._heard, asyncio.get_running_loop().time()
             try:
-                await self._list_by_watch()
-                return
-            except Unavailable:
-                raise
+                await self._list_and_watch()
+            except Gone:
+                self._must_list = True
+                log.debug("history is gone, listing again", kind=self.kind.resource.plural)
             except ApiError as error:
-                if error.status in (401, 403, 404, 429):
-                    raise
-                self._streams_lists = False
-        found = await self._client.list(self.kind, **self._scope)
-        self._replace({obj.key: obj for obj in found.items}, version_number(found.resource_version))
+                self._log_failure(error)
+            except Exception:  # a fault of ours in one object must not blind the whole process
+                self._must_list = True
+                log.exception("cannot follow", kind=self.kind.resource.plural)
+            if self._heard != heard or asyncio.get_running_loop().time() - started > _SHORT_WATCH_S:
+                backoff_s = _BACKOFF_START_S
+                if not self._must_list:
+                    await asyncio.sleep(0)
+                    continue
+            await asyncio.sleep(backoff_s * random.uniform(0.7, 1.3))
+            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
-    async def _list_by_watch(self) -> None:
+    async def _list_and_watch(self) -> None:
+        if self._must_list and self._streams_lists and self._streamed_failures < _STREAMED_TRIES:
+            await self._watch_from_list()
+            if not self._must_list:
+                return
+        if self._must_list:
+            found = await self._client.list(self.kind, **self._scope)
+            self._replace({obj.key: obj for obj in found.items}, version_number(found.resource_version))
+        await self._watch()
+
+    async def _watch_from_list(self) -> None:
+        """Take the list and what follows it from one stream; a server that cannot do this is listed plainly next."""
         fresh: dict[str, T] = {}
-        stream = self._client.watch(self.kind, initial=True, timeout_s=300, **self._scope)
+        stream = self._client.watch(self.kind, initial=True, timeout_s=random.randint(300, 600), **self._scope)
         try:
-            async for event in cast(Any, stream):
-                if event.ends_initial_list:
-                    self._replace(fresh, event.object.version)
-                    return
-                if event.type in ("ADDED", "MODIFIED"):
-                    fresh[event.object.key] = event.object
-                elif event.type == "DELETED":
-                    fresh.pop(event.object.key, None)
-        finally:
-            await cast(Any, stream).aclose()
-        raise Unavailable(503, "Unreachable", "the initial list ended before its end was announced")
+            async with aclosing(stream) as events, asyncio.timeout(_SILENCE_S) as silence:
+                async for event in events:
+                    if not self._must_list:
+                        self._take(event)
+                    elif event.ends_initial_list:
+                        silence.reschedule(None)
+                        self._replace(fresh, event.object.version)
+                    else:
+                        silence.reschedule(asyncio.get_running_loop().time() + _SILENCE_S)
+                        _collect(fresh, event)
+        except TimeoutError:
+            self._streams_lists = False
+        except ApiError as error:
+            if not self._must_list:
+                raise
+            self._streamed_failures += 1
+            if error.status in _REFUSED or isinstance(error, Gone | Unavailable):
+                raise
+            self._streams_lists = False
+        if self._must_list and self._streams_lists:
+            self._streamed_failures += 1
+            raise Unavailable(503, "Unreachable", "the initial list ended before its end was announced")
 
     async def _watch(self) -> None:
         stream = self._client.watch(
             self.kind, version=str(self._seen_version), timeout_s=random.randint(300, 600), **self._scope
         )
         try:
-            async for event in cast(Any, stream):
-                self._take(event)
-        finally:
-            await cast(Any, stream).aclose()
+            async with aclosing(stream) as events:
+                async for event in events:
+                    self._take(event)
+        except ApiError as error:
+            if error.status not in _RESUMABLE:
+                self._must_list = True  # such as 504 for a version that a restored server has not reached yet
+            raise
 
     def _take(self, event: WatchEvent[T]) -> None:
         obj = event.object
+        self._heard += 1
         if event.type == "DELETED":
             known = self._objects.get(obj.key)
             if known is not None and known.version <= obj.version:
@@ -180,13 +219,25 @@ class Informer(Generic[T]):
 
     def _replace(self, fresh: dict[str, T], version: int) -> None:
         self.relists += 1
+        went_back = version < self._seen_version  # the server was restored from an older copy: nothing here is newer
         for key, known in list(self._objects.items()):
-            if key not in fresh and known.version <= version:
+            newer = fresh.get(key)
+            is_obsolete = went_back or known.version <= version
+            if is_obsolete and (newer is None or newer.version < known.version):
                 self._drop(known, known)
         for obj in fresh.values():
             self._put(obj)
         self._seen_version = version
+        self._must_list = False
+        self._streamed_failures = 0
         self._synced.set()
+
+    def _is_ours(self, obj: T) -> bool:
+        """Whether an own write is in this informer's scope; by fields it is only known for what is here already."""
+        namespace, fields = self._scope["namespace"], self._scope["fields"]
+        if namespace and obj.namespace != namespace:
+            return False
+        return self._match.matches(obj.labels) and (not fields or obj.key in self._objects)
 
     def _put(self, obj: T) -> None:
         old = self._objects.get(obj.key)
@@ -210,8 +261,16 @@ class Informer(Generic[T]):
         self._tell(last if last.uid == known.uid else known, None)
 
     def _tell(self, old: T | None, new: T | None) -> None:
+        self.changes += 1
+        self._changed_at = time.monotonic()
         for handler in self._handlers:
+            self._call(handler, old, new)
+
+    def _call(self, handler: Handler[T], old: T | None, new: T | None) -> None:
+        try:
             handler(old, new)
+        except Exception:  # one part's mistake must not keep the others from hearing
+            log.exception("handler failed", kind=self.kind.resource.kind, object=getattr(new or old, "key", ""))
 
     def _index_add(self, name: str, obj: T) -> None:
         for value in self._indexers[name](obj):
@@ -232,6 +291,13 @@ class Informer(Generic[T]):
 
     def _log_failure(self, error: ApiError) -> None:
         log.warning("cannot follow", kind=self.kind.resource.plural, reason=str(error), status=error.status)
+
+
+def _collect(fresh: dict[str, T], event: WatchEvent[T]) -> None:
+    if event.type in ("ADDED", "MODIFIED"):
+        fresh[event.object.key] = event.object
+    elif event.type == "DELETED":
+        fresh.pop(event.object.key, None)
 
 
 class Informers:
@@ -265,6 +331,22 @@ class Informers:
         """Return when every informer asked for so far has taken in its first list."""
         for informer in list(self._informers.values()):
             await informer.wait_synced()
+
+    @property
+    def is_synced(self) -> bool:
+        return all(informer.is_synced for informer in self._informers.values())
+
+    @property
+    def changes(self) -> int:
+        """How many changes have been told so far, over all informers."""
+        return sum(informer.changes for informer in self._informers.values())
+
+    def is_quiet(self, for_s: float = 0.1) -> bool:
+        """Everything asked for is synced, and nothing has changed for some time: with idle queues, the world rests."""
+        return all(one.is_synced and one.quiet_s >= for_s for one in self._informers.values())
+
+    def __iter__(self) -> Iterator[Informer[Any]]:
+        return iter(list(self._informers.values()))
 
     async def __aenter__(self) -> Self:
         self._running = True

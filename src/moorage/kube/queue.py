@@ -7,11 +7,13 @@ Start reading at: `WorkQueue.run`.
 
 import asyncio
 import random
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from moorage.errors import MoorageError
+from moorage.kube.metrics import QueueMetrics
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -37,14 +39,21 @@ class WorkQueue(Generic[K]):
         self._working: dict[K, asyncio.Task[None]] = {}
         self._timers: dict[K, tuple[float, asyncio.TimerHandle]] = {}
         self._failures: dict[K, int] = {}
+        self._queued_at: dict[K, float] = {}
+        self._begun_at: dict[K, float] = {}
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
         self._stopping = False
+        self._has_ended = False
+        self._metrics = QueueMetrics(self)
 
     def add(self, key: K) -> None:
         """Look at `key` soon; a key that is being worked on is looked at once more afterwards."""
         if self._stopping or key in self._waiting:
             return
         self._waiting.add(key)
+        self._metrics.added()
+        self._queued_at[key] = time.monotonic()
         if key not in self._working:
             self._ready.append(key)
             self._wake.set()
@@ -67,6 +76,7 @@ class WorkQueue(Generic[K]):
 
     def add_rate_limited(self, key: K) -> None:
         """Look at `key` after its back-off."""
+        self._metrics.retried()
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay_s: float = min(self._start_s * 2.0 ** min(failures, 60), self._max_s)
@@ -95,30 +105,41 @@ class WorkQueue(Generic[K]):
             return None
         return max(0.0, min(due for due, _ in self._timers.values()) - asyncio.get_running_loop().time())
 
+    def running_since(self) -> Iterable[float]:
+        """When each piece of work under way began (monotonic seconds), for the metrics."""
+        return list(self._begun_at.values())
+
     def __len__(self) -> int:
         return len(self._ready)
 
     async def run(self, work: Work[K], workers: int = 1) -> None:
         """Work on keys until cancelled; what has begun is then cancelled and awaited."""
+        self._has_ended = False
         try:
             while True:
                 while self._ready and len(self._working) < workers:
-                    key = self._ready.popleft()
-                    self._waiting.discard(key)
-                    self._working[key] = asyncio.create_task(self._work(work, key), name=f"{self.name}:{key}")
+                    self._begin(work, self._ready.popleft())
+                if not self._ready and not self._working:
+                    self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()
         finally:
             await self._end()
 
     async def drain(self) -> None:
-        """Take nothing new and return when what is queued has been worked on (`run` must be running)."""
+        """Take nothing new and return when what is queued has been worked on, or when `run` has ended."""
         self._stopping = True
-        for _, timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        while self._ready or self._working:
-            await asyncio.sleep(0.005)
+        self._cancel_timers()
+        while (self._ready or self._working) and not self._has_ended:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _begin(self, work: Work[K], key: K) -> None:
+        self._waiting.discard(key)
+        now = time.monotonic()
+        self._metrics.waited(now - self._queued_at.pop(key, now))
+        self._begun_at[key] = now
+        self._working[key] = asyncio.create_task(self._work(work, key), name=f"{self.name}:{key}")
 
     async def _work(self, work: Work[K], key: K) -> None:
         try:
@@ -134,6 +155,7 @@ class WorkQueue(Generic[K]):
             log.exception("work failed unexpectedly", queue=self.name, key=key)
         finally:
             del self._working[key]
+            self._metrics.worked(time.monotonic() - self._begun_at.pop(key))
             if key in self._waiting:
                 self._ready.append(key)
             self._wake.set()
@@ -142,11 +164,18 @@ class WorkQueue(Generic[K]):
         self._timers.pop(key, None)
         self.add(key)
 
-    async def _end(self) -> None:
+    def _cancel_timers(self) -> None:
         for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    async def _end(self) -> None:
+        self._cancel_timers()
         tasks = list(self._working.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._working.clear()  # a task that was cancelled before its first step has not removed itself
+        self._begun_at.clear()
+        self._has_ended = True
+        self._idle.set()

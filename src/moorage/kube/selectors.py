@@ -15,6 +15,8 @@ from moorage.kube.objects.meta import LabelSelector, NodeSelector, NodeSelectorT
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _PREFIX = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")  # int() alone would take `1_000` and foreign digits
+_FIELD_PIECE = re.compile(r"(?:[^,\\]|\\.)+")
 _SET = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
 
 
@@ -57,12 +59,13 @@ class FieldMatch:
 
     @classmethod
     def parse(cls, text: str) -> "FieldMatch":
+        """The selector as `--field-selector` takes it; a backslash keeps `,`, `=` and itself from being special."""
         terms = []
-        for part in filter(None, (piece.strip() for piece in text.split(","))):
-            match = re.fullmatch(r"([A-Za-z0-9_.()\[\]/'-]+)\s*(==|=|!=)\s*(.*)", part)
+        for part in filter(None, (piece.strip() for piece in _FIELD_PIECE.findall(text))):
+            match = re.fullmatch(r"([A-Za-z0-9_.()\[\]/'-]+)\s*(==|=|!=)\s*((?:[^\\=]|\\[\\,=])*)", part)
             if match is None:
                 raise BadSelector(f"field selector {part!r}: want path=value or path!=value")
-            terms.append((match[1], match[3], match[2] != "!="))
+            terms.append((match[1], re.sub(r"\\(.)", r"\1", match[3]), match[2] != "!="))
         return cls(tuple(terms))
 
     def matches(self, value_at: Callable[[str], str]) -> bool:
@@ -114,10 +117,10 @@ def value_at(document: Mapping[str, Any], path: str) -> str:
 
 
 def _compares(requirement: Requirement, value: str | None) -> bool:
-    try:
-        have, want = int(value or ""), int(requirement.values[0])
-    except (ValueError, IndexError):
+    texts = (value or "", requirement.values[0] if len(requirement.values) == 1 else "")
+    if not all(_INTEGER.fullmatch(text) for text in texts):
         return False
+    have, want = map(int, texts)
     return have > want if requirement.operator == "Gt" else have < want
 
 
@@ -158,7 +161,7 @@ def _checked(key: str, operator: str, values: list[str]) -> Requirement:
         raise BadSelector(f"label selector: {key!r} is not a label key")
     for value in values:
         if operator in ("Gt", "Lt"):
-            if not re.fullmatch(r"-?\d+", value):
+            if not _INTEGER.fullmatch(value):
                 raise BadSelector(f"label selector: {value!r} is not an integer, as {operator} needs")
         elif value and (len(value) > 63 or not _NAME.fullmatch(value)):
             raise BadSelector(f"label selector: {value!r} is not a label value")

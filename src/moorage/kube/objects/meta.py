@@ -177,7 +177,7 @@ class Condition(Struct, frozen=True):
 
 def version_number(text: str) -> int:
     """A resourceVersion as a number; an absent or foreign one counts as 0."""
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def reference_to(obj: KubeObject) -> ObjectReference:
