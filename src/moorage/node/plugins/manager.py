@@ -1,0 +1,195 @@
+"""Plugin registration: one task per socket, from the handshake to its disappearance.
+
+Owns: the handshake and its back-off, re-registration of a socket made anew, de-registration.
+May not touch: volumes. A driver that hangs holds up its own task and no other.
+Start reading at: `PluginManager.run`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
+from moorage.csi.errors import CsiError
+from moorage.errors import MoorageError
+from moorage.log import get_logger
+from moorage.node.plugins.publish import NodeDrivers, NodeInfo
+from moorage.node.plugins.registry import Driver, Registry
+from moorage.node.plugins.versions import Version, highest_usable
+from moorage.node.plugins.watch import Identity, watch
+
+log = get_logger(__name__)
+
+_DIAL_S = 10.0
+_GET_INFO_S = 1.0
+_NOTIFY_S = 5.0
+_BACKOFF_START_S = 0.5
+_BACKOFF_MAX_S = 122.0
+RefreshPeriod = Callable[[str], float]
+
+
+class Refused(MoorageError):
+    """A plugin that cannot be registered, and why; the plugin is told the same words."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class PluginManager:
+    """Follows the registration directory and keeps `registry` true to it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        registry: Registry,
+        published: NodeDrivers,
+        *,
+        refresh_period_s: RefreshPeriod = lambda _driver: 0.0,
+    ) -> None:
+        self._directory = directory
+        self._registry = registry
+        self._published = published
+        self._refresh_period_s = refresh_period_s
+        self._tasks: dict[str, tuple[Identity, asyncio.Task[None]]] = {}
+        self._changed = asyncio.Event()
+        registry.subscribe(lambda _name: self._changed.set())
+
+    def reconsider(self) -> None:
+        """A CSIDriver object changed: how often limits are read again may have changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled. Drivers stay published then: a restart of the agent is no news for the cluster."""
+        try:
+            async for sockets in watch(self._directory):
+                await self._follow(sockets)
+        finally:
+            tasks = [task for _, task in self._tasks.values()]
+            for task in tasks:
+                task.cancel("agent stops")
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._registry.close()
+
+    async def _follow(self, sockets: dict[str, Identity]) -> None:
+        for path, (identity, task) in list(self._tasks.items()):
+            if sockets.get(path) != identity:
+                task.cancel("socket is gone")
+        for path, identity in sockets.items():
+            known = self._tasks.get(path)
+            if known is not None and known[0] == identity:
+                continue
+            before = known[1] if known is not None else None
+            task = asyncio.create_task(self._attend(path, before), name=f"plugin {path}")
+            task.add_done_callback(_report)
+            self._tasks[path] = (identity, task)
+        for path, (_, task) in list(self._tasks.items()):
+            if path not in sockets and task.done():
+                del self._tasks[path]
+
+    async def _attend(self, path: str, before: asyncio.Task[None] | None) -> None:
+        """One socket's life. The one that had this path before is unregistered first."""
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
+        delay_s = _BACKOFF_START_S
+        while True:
+            try:
+                driver = await self._register(path)
+                delay_s = _BACKOFF_START_S
+            except MoorageError as error:
+                log.warning("plugin was not registered", socket=path, reason=str(error), seconds=delay_s)
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, _BACKOFF_MAX_S)
+                continue
+            await self._stay(driver)
+            return
+
+    async def _stay(self, driver: Driver) -> None:
+        try:
+            while True:
+                period_s = self._refresh_period_s(driver.name)
+                if period_s <= 0:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                await asyncio.sleep(period_s)
+                await self._refresh(driver)
+        except asyncio.CancelledError as cancelled:
+            if "agent stops" not in cancelled.args:
+                await self._unregister(driver)
+            raise
+
+    async def _refresh(self, driver: Driver) -> None:
+        """The number of volumes that a node can take may change while the driver runs."""
+        try:
+            await self._published.publish(await _node_info(driver))
+        except MoorageError as error:
+            log.warning("driver's limits could not be read again", driver=driver.name, reason=str(error))
+
+    async def _register(self, path: str) -> Driver:
+        async with CsiClient(path, timeout_s=_DIAL_S) as socket:
+            await socket.wait_connected(_DIAL_S)
+            info = await socket.registration_info(timeout_s=_GET_INFO_S)
+            try:
+                version = self._checked(info.type, info.name, list(info.supported_versions))
+                driver = Driver(info.name, info.endpoint or path, version, self._registry.call_timeout_s)
+            except MoorageError as error:
+                await _tell(socket, False, str(error))
+                raise
+            self._registry.add(driver)
+            try:
+                await self._published.publish(await _node_info(driver))
+            except BaseException as error:
+                await asyncio.shield(self._unregister(driver))
+                if isinstance(error, MoorageError):
+                    await _tell(socket, False, f"driver {info.name}: {error}")
+                raise
+            try:
+                await socket.notify_registration(True, timeout_s=_NOTIFY_S)
+            except BaseException:
+                await asyncio.shield(self._unregister(driver))
+                raise
+        log.info("driver registered", driver=driver.name, endpoint=driver.endpoint, version=".".join(map(str, version)))
+        return driver
+
+    def _checked(self, kind: str, name: str, versions: list[str]) -> Version:
+        if kind != "CSIPlugin":
+            raise Refused(f"plugin type {kind!r} is not served by this node; only CSIPlugin is")
+        if not name:
+            raise Refused("the plugin gave no name")
+        best = highest_usable(versions)
+        if best is None:
+            raise Refused(f"driver {name} offers versions {', '.join(versions) or 'none'}; one of major 1 is needed")
+        known = self._registry.find(name)
+        if known is not None and best <= known.version:
+            raise Refused(
+                f"driver {name} is already registered from {known.endpoint} with version "
+                f"{'.'.join(map(str, known.version))}; a second one must be of a higher version"
+            )
+        return best
+
+    async def _unregister(self, driver: Driver) -> None:
+        if not await self._registry.remove(driver):
+            return  # a newer one has taken the name
+        try:
+            await self._published.withdraw(driver.name)
+        except MoorageError as error:
+            log.warning("driver's entry could not be removed", driver=driver.name, reason=str(error))
+        log.info("driver is gone", driver=driver.name)
+
+
+async def _node_info(driver: Driver) -> NodeInfo:
+    answer = await driver.client.NodeGetInfo(pb.NodeGetInfoRequest())
+    segments = dict(answer.accessible_topology.segments) if answer.HasField("accessible_topology") else {}
+    return NodeInfo(driver.name, answer.node_id, segments, max(0, answer.max_volumes_per_node))
+
+
+async def _tell(socket: CsiClient, registered: bool, error: str) -> None:
+    try:
+        await socket.notify_registration(registered, error, timeout_s=_NOTIFY_S)
+    except CsiError as failed:
+        log.debug("plugin could not be told", reason=str(failed))
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("plugin task ended", task=task.get_name(), reason=repr(task.exception()))

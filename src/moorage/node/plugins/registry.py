@@ -1,0 +1,104 @@
+"""The drivers that are registered now, and the connection to each.
+
+Owns: name to driver, one client per driver, what each driver can do.
+May not touch: the API, the registration directory; `manager.py` fills it.
+Start reading at: `Registry.get`, `Driver.capabilities`.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
+from moorage.errors import MoorageError
+
+CALL_TIMEOUT_S = 120.0
+_CAPABILITY = pb.NodeServiceCapability.RPC.Type
+
+
+class DriverMissing(MoorageError):
+    """No driver of this name has announced itself on this node."""
+
+    code = "UNAVAILABLE"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"driver name {name} not found in the list of registered CSI drivers; is its node plugin running here?"
+        )
+
+
+class Driver:
+    """One registered driver: its name, its socket, and its capabilities, asked for once per registration."""
+
+    def __init__(self, name: str, endpoint: str, version: tuple[int, int, int], timeout_s: float) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.version = version
+        self.client = CsiClient(endpoint, timeout_s=timeout_s, on_connection_lost=self._forget_capabilities)
+        self._capabilities: frozenset[str] | None = None
+        self._asking = asyncio.Lock()
+
+    async def capabilities(self) -> frozenset[str]:
+        """Names such as STAGE_UNSTAGE_VOLUME; asked again after the driver was restarted."""
+        async with self._asking:
+            if self._capabilities is None:
+                answer = await self.client.NodeGetCapabilities(pb.NodeGetCapabilitiesRequest())
+                known = set(_CAPABILITY.values())
+                self._capabilities = frozenset(
+                    _CAPABILITY.Name(one.rpc.type) for one in answer.capabilities if one.rpc.type in known
+                )
+            return self._capabilities
+
+    def _forget_capabilities(self) -> None:
+        self._capabilities = None
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+class Registry:
+    """Name to driver. Handlers are told the name of every driver that comes or goes."""
+
+    def __init__(self, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self.call_timeout_s = call_timeout_s
+        self._drivers: dict[str, Driver] = {}
+        self._handlers: list[Callable[[str], None]] = []
+
+    def get(self, name: str) -> Driver:
+        """The driver, or DriverMissing."""
+        driver = self._drivers.get(name)
+        if driver is None:
+            raise DriverMissing(name)
+        return driver
+
+    def find(self, name: str) -> Driver | None:
+        return self._drivers.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self._drivers)
+
+    def subscribe(self, handler: Callable[[str], None]) -> None:
+        self._handlers.append(handler)
+
+    def add(self, driver: Driver) -> None:
+        self._drivers[driver.name] = driver
+        self._tell(driver.name)
+
+    async def remove(self, driver: Driver) -> bool:
+        """Take a driver out, if it is still the one registered under its name; its calls are ended."""
+        was_there = self._drivers.get(driver.name) is driver
+        if was_there:
+            del self._drivers[driver.name]
+        await driver.close()
+        if was_there:
+            self._tell(driver.name)
+        return was_there
+
+    async def close(self) -> None:
+        for driver in list(self._drivers.values()):
+            await driver.close()
+        self._drivers.clear()
+
+    def _tell(self, name: str) -> None:
+        for handler in self._handlers:
+            handler(name)

@@ -1,0 +1,124 @@
+"""Removing directories without ever reaching through a mount.
+
+Owns: the only recursive removal of the agent, which the kernel itself keeps from crossing a mount point, and the
+removal of empty directories for everything that a driver may have mounted.
+May not touch: mounts.
+Start reading at: `remove_tree`, `remove_empty`.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from pathlib import Path
+
+from moorage.errors import MoorageError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_SYS_OPENAT2 = 437
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
+_AT_FDCWD = -100
+
+
+class MountInTheWay(MoorageError):
+    """Something is mounted below a directory that was to be removed; nothing below the mount was touched."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(f"{path} is a mount point, so nothing at or below it is removed")
+
+
+def open_directory(parent: int, name: str, *, links: bool = False) -> int:
+    """Open a directory below another one; EXDEV when a mount (of any kind) lies between, ELOOP for a link."""
+    return _openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0 if links else _NO_SYMLINKS)
+
+
+def _openat2(parent: int, name: str, flags: int, extra: int) -> int:
+    how = struct.pack("=QQQ", flags, 0, _NO_XDEV | _NO_MAGICLINKS | _BENEATH | extra)
+    found: int = _libc.syscall(_SYS_OPENAT2, parent, os.fsencode(name), how, len(how))
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return found
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory that the agent filled, with all that is in it; MountInTheWay if anything is mounted there.
+
+    Every directory is opened by openat2 with RESOLVE_NO_XDEV: even a bind mount of the same filesystem, made between
+    two of our steps, is refused by the kernel.
+    """
+    try:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        _remove_in(parent, path.name, path)
+    finally:
+        os.close(parent)
+
+
+def _remove_in(parent: int, name: str, shown: Path) -> None:
+    try:
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    try:
+        if not stat.S_ISDIR(status.st_mode):
+            os.unlink(name, dir_fd=parent)
+            return
+        directory = open_directory(parent, name)
+    except OSError as error:
+        if error.errno in (errno.EXDEV, errno.EBUSY):
+            raise MountInTheWay(shown) from error
+        raise
+    try:
+        for child in os.listdir(directory):
+            _remove_in(directory, child, shown / child)
+    finally:
+        os.close(directory)
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise MountInTheWay(shown) from error
+        raise
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a directory if it is there; NotEmpty is an error, a mount is an error, absence is fine."""
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise MountInTheWay(path) from error
+        raise MoorageError(f"directory {path} cannot be removed: {os.strerror(error.errno or 0)}") from error
+
+
+def remove_empty_up_to(path: Path, stop: Path) -> None:
+    """Remove a directory and its parents below `stop`, as long as they are empty."""
+    while path != stop and stop in path.parents:
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return
+        path = path.parent
+
+
+def remove_empty_tree(path: Path) -> None:
+    """Remove a tree of directories that hold nothing; the first thing found in it is an error."""
+    if not path.exists():
+        return
+    with os.scandir(path) as entries:
+        children = list(entries)
+    for child in children:
+        if not child.is_dir(follow_symlinks=False):
+            raise MoorageError(f"{child.path} is left in a directory that should be empty")
+        remove_empty_tree(Path(child.path))
+    remove_empty(path)

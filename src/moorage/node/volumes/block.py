@@ -1,0 +1,144 @@
+"""CSI block volumes: stage, publish to a file, map the device for the pod, and the way back.
+
+Owns: everything below `volumeDevices`, of the plugin and of the pod.
+Start reading at: `BlockMounter`.
+"""
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+
+from moorage.csi import csi_pb2 as pb
+from moorage.errors import MoorageError
+from moorage.host import mountinfo, mounts
+from moorage.log import get_logger
+from moorage.node.layout import Layout, PodUid, attachment_name
+from moorage.node.plugins.registry import Registry
+from moorage.node.removal import remove_empty, remove_empty_up_to
+from moorage.node.volumes import metadata, rules, wire
+from moorage.node.volumes.csi import called, driver_and_capabilities
+from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, Use
+
+log = get_logger(__name__)
+
+
+class BlockMounter:
+    """Everything that needs a driver, for volumes that are devices."""
+
+    def __init__(self, layout: Layout, node: str, registry: Registry, fetch: Fetch) -> None:
+        self._layout = layout
+        self._node = node
+        self._registry = registry
+        self._fetch = fetch
+
+    async def stage(self, use: Use, is_staged: bool) -> None:
+        source = _block(use.source)
+        if is_staged:
+            return
+        driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "device")
+        await self._fetch.confirm_attached(use)
+        attachment = attachment_name(source.driver, source.handle, self._node)
+        metadata.write(self._layout.block_data(source.spec_name), metadata.for_pod(source, self._node, attachment))
+        if rules.STAGE not in capabilities:
+            return
+        extras = await self._fetch.for_stage(use, source)
+        staging = self._layout.block_staging(source.spec_name)
+        if not mountinfo.mount_at(staging):
+            staging.mkdir(parents=True, exist_ok=True, mode=0o750)
+        request = wire.stage_request(use, source, staging, extras, capabilities)
+        await called("device", driver.client.NodeStageVolume(request))
+
+    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
+        source = _block(use.source)
+        driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
+        extras = await self._fetch.for_publish(use, source)
+        target = self._layout.block_publish(source.spec_name, use.pod.uid)
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        staging = self._layout.block_staging(source.spec_name)
+        request = wire.publish_request(use, source, staging, target, extras, capabilities)
+        await called("pod", driver.client.NodePublishVolume(request))
+        await asyncio.to_thread(self._map, source.spec_name, use.pod.uid, target)
+
+    def _map(self, spec_name: str, uid: PodUid, published: Path) -> None:
+        if not stat.S_ISBLK(os.stat(published).st_mode):
+            raise StepFailed(Failure.UNCERTAIN, "pod", f"the driver published no block device at {published}")
+        device = self._layout.block_map(spec_name, uid)
+        device.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        if mountinfo.mount_at(device) is None:
+            device.touch(mode=0o660)
+            mounts.bind(published, device)
+        elif os.stat(device).st_rdev != os.stat(published).st_rdev:
+            mounts.unmount_all(device)  # the volume came back as another device
+            mounts.bind(published, device)
+        link = self._layout.block_link(uid, spec_name)
+        link.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        if not (link.is_symlink() and os.readlink(link) == str(device)):
+            link.unlink(missing_ok=True)
+            link.symlink_to(device)
+
+    async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
+        source = _block(volume.source)
+        data = self._data(source)
+        await asyncio.to_thread(self._unmap, source.spec_name, uid)
+        driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
+        target = self._layout.block_publish(source.spec_name, uid)
+        request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
+        await called("pod", driver.client.NodeUnpublishVolume(request))
+        if mountinfo.mount_at(target) is not None:
+            raise StepFailed(Failure.UNCERTAIN, "pod", f"the driver reported success, but {target} is still mounted")
+        if target.is_dir() and not target.is_symlink():
+            remove_empty(target)
+        else:
+            target.unlink(missing_ok=True)
+        remove_empty_up_to(target.parent, self._layout.block_devices)
+        self._layout.block_link(uid, source.spec_name).unlink(missing_ok=True)
+        remove_empty_up_to(self._layout.block_link(uid, source.spec_name).parent, self._layout.pod(uid))
+
+    def _unmap(self, spec_name: str, uid: PodUid) -> None:
+        """The device file goes; the pod's link stays to the end, so that a crash in between is found again."""
+        device = self._layout.block_map(spec_name, uid)
+        mounts.unmount_all(device)
+        device.unlink(missing_ok=True)
+
+    async def unstage(self, volume: ActualVolume) -> None:
+        source = _block(volume.source)
+        base = self._layout.block_devices / source.spec_name
+        left = sorted(entry.name for entry in (base / "dev").iterdir()) if (base / "dev").is_dir() else []
+        if left:
+            raise StepFailed(
+                Failure.TRANSIENT, "device", f"{base / 'dev'} still holds the device for {', '.join(left)}"
+            )
+        data = self._data(source)
+        staging = self._layout.block_staging(source.spec_name)
+        driver, capabilities = await driver_and_capabilities(self._registry, data["driverName"], "device")
+        if rules.STAGE in capabilities and os.path.lexists(staging):
+            request = pb.NodeUnstageVolumeRequest(volume_id=data["volumeHandle"], staging_target_path=str(staging))
+            await called("device", driver.client.NodeUnstageVolume(request))
+        if mountinfo.mount_at(staging) is not None:
+            raise StepFailed(
+                Failure.UNCERTAIN, "device", f"the driver reported success, but {staging} is still mounted"
+            )
+        if staging.is_dir():
+            remove_empty(staging)
+        else:
+            staging.unlink(missing_ok=True)
+        metadata.remove(self._layout.block_data(source.spec_name))
+        for directory in (base / "data", base / "dev", base):
+            remove_empty(directory)
+
+    def _data(self, source: CsiSource) -> dict[str, str]:
+        try:
+            data = metadata.read(self._layout.block_data(source.spec_name))
+        except metadata.UnreadableVolumeData as error:
+            log.warning("volume data is unreadable", reason=str(error))
+            data = None
+        return data or {"driverName": source.driver, "volumeHandle": source.handle}
+
+
+def _block(source: object) -> CsiSource:
+    if not isinstance(source, CsiSource) or not source.is_block:
+        raise MoorageError(f"{source!r} is no block volume")
+    return source

@@ -1,0 +1,231 @@
+"""CSI volumes with a filesystem: stage, publish, unpublish, unstage, and the directories around them.
+
+Owns: `globalmount`, `mount` and their vol_data.json. Only empty directories are ever removed here.
+May not touch: the world, the pod's processes.
+Start reading at: `FilesystemMounter`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.errors import MoorageError
+from moorage.host import mountinfo, mounts
+from moorage.log import get_logger
+from moorage.node.layout import CSI_PLUGIN, Layout, PodUid, attachment_name
+from moorage.node.plugins.registry import Driver, DriverMissing, Registry
+from moorage.node.removal import remove_empty, remove_empty_tree
+from moorage.node.volumes import metadata, ownership, rules, wire
+from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, Use
+
+log = get_logger(__name__)
+
+Progress = Callable[[Use, int], None]
+
+
+async def driver_and_capabilities(registry: Registry, name: str, step: str) -> tuple[Driver, frozenset[str]]:
+    """The driver, ready to be asked; failing here means that it was not asked anything that matters."""
+    try:
+        driver = registry.get(name)
+        return driver, await driver.capabilities()
+    except (DriverMissing, CsiError) as error:
+        raise StepFailed(Failure.TRANSIENT, step, str(error)) from error
+
+
+async def called(step: str, call: Awaitable[object]) -> None:
+    """Await one driver call; its error says what may be concluded."""
+    try:
+        await call
+    except CsiError as error:
+        raise StepFailed(rules.failure_from(error), step, str(error)) from error
+
+
+class FilesystemMounter:
+    """Everything that needs a driver, for volumes that hold a filesystem."""
+
+    def __init__(
+        self, layout: Layout, node: str, registry: Registry, fetch: Fetch, progress: Progress | None = None
+    ) -> None:
+        self._layout = layout
+        self._node = node
+        self._registry = registry
+        self._fetch = fetch
+        self._progress = progress
+
+    async def stage(self, use: Use, is_staged: bool) -> None:
+        source = _csi(use.source)
+        obstacle = rules.lifecycle_obstacle(source, self._fetch.driver_spec(source.driver))
+        if obstacle:
+            raise StepFailed(Failure.TRANSIENT, "device", obstacle)
+        if is_staged or source.is_ephemeral:
+            return
+        driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "device")
+        if rules.STAGE not in capabilities:
+            return
+        await self._fetch.confirm_attached(use)
+        extras = await self._fetch.for_stage(use, source)
+        directory = self._layout.staging(source.driver, source.handle)
+        target = directory / "globalmount"
+        target.mkdir(parents=True, exist_ok=True, mode=0o750) if not _is_mounted(target) else None
+        metadata.write(directory, metadata.for_device(source, extras.se_linux_context))
+        request = wire.stage_request(use, source, target, extras, capabilities)
+        try:
+            await called("device", driver.client.NodeStageVolume(request))
+        except StepFailed as error:
+            if error.failure is Failure.FINAL:
+                self._after_refusal(target, directory, error)
+            raise
+
+    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
+        source = _csi(use.source)
+        driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
+        if not source.is_ephemeral and rules.STAGE not in capabilities:
+            await self._fetch.confirm_attached(use)
+        extras = await self._fetch.for_publish(use, source)
+        directory = self._layout.csi_volume(use.pod.uid, source.spec_name)
+        target = directory / "mount"
+        attachment = attachment_name(source.driver, source.handle, self._node)
+        metadata.write(directory, metadata.for_pod(source, self._node, attachment, extras.se_linux_context))
+        is_staged = rules.STAGE in capabilities and not source.is_ephemeral
+        staging = self._layout.staging_target(source.driver, source.handle) if is_staged else None
+        request = wire.publish_request(use, source, staging, target, extras, capabilities)
+        try:
+            await called("pod", driver.client.NodePublishVolume(request))
+        except StepFailed as error:
+            if error.failure is Failure.FINAL and state is not State.MOUNTED and not is_reconstructed:
+                self._after_refusal(target, directory, error)
+            raise
+        if rules.agent_applies_fs_group(use, self._fetch.driver_spec(source.driver), capabilities):
+            await self._apply_group(use, target)
+
+    async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
+        source = _csi(volume.source)
+        directory = self._layout.csi_volume(uid, source.spec_name)
+        target = directory / "mount"
+        unmount_subpaths(self._layout, uid, source.spec_name)
+        data = _data_or(directory, {"driverName": source.driver, "volumeHandle": source.handle})
+        if data is not None:
+            driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
+            request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
+            await called("pod", driver.client.NodeUnpublishVolume(request))
+        await asyncio.to_thread(ensure_unmounted, target)
+        remove_empty(target)
+        metadata.remove(directory)
+        remove_empty(directory)
+
+    async def unstage(self, volume: ActualVolume) -> None:
+        source = _csi(volume.source)
+        directory = self._layout.staging(source.driver, source.handle)
+        target = directory / "globalmount"
+        held_by = self._references(target)
+        if held_by:
+            raise StepFailed(Failure.TRANSIENT, "device", f"{target} is still mounted at {', '.join(sorted(held_by))}")
+        data = _data_or(directory, None)
+        if data is not None:
+            driver, capabilities = await driver_and_capabilities(self._registry, data["driverName"], "device")
+            if rules.STAGE in capabilities:
+                request = pb.NodeUnstageVolumeRequest(volume_id=data["volumeHandle"], staging_target_path=str(target))
+                await called("device", driver.client.NodeUnstageVolume(request))
+        await asyncio.to_thread(ensure_unmounted, target)
+        remove_empty(target)
+        metadata.remove(directory)
+        remove_empty(directory)
+
+    def _references(self, target: Path) -> set[str]:
+        """Pods of this agent that still show what is mounted at the staging path."""
+        table = mountinfo.mounts()
+        staged = mountinfo.mount_at(target, table)
+        if staged is None or mounts.is_corrupted(target):
+            return set()
+        below = f"{self._layout.pods}/"
+        return {
+            one.target
+            for one in table
+            if (one.device, one.root) == (staged.device, staged.root) and one.target.startswith(below)
+        }
+
+    def _after_refusal(self, target: Path, directory: Path, error: StepFailed) -> None:
+        """Remove what was prepared; if something is mounted nevertheless, the refusal is not believed."""
+        if _is_mounted(target):
+            error.failure = Failure.UNCERTAIN
+            return
+        try:
+            remove_empty(target)
+            metadata.remove(directory)
+            remove_empty(directory)
+        except MoorageError as left:
+            log.warning("directory is left behind", path=str(directory), reason=str(left))
+            error.failure = Failure.UNCERTAIN
+
+    async def _apply_group(self, use: Use, target: Path) -> None:
+        assert use.fs_group is not None
+        progress = self._progress
+
+        def report(count: int) -> None:
+            log.info("still changing ownership", volume=use.volume, pod=use.pod.uid, entries=count)
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, use, count)
+
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.to_thread(
+                ownership.apply_group,
+                target,
+                use.fs_group,
+                only_on_root_mismatch=use.fs_group_on_root_mismatch,
+                progress=report,
+            )
+        except OSError as error:
+            message = f"files of {target} cannot be given to group {use.fs_group}: {error}"
+            raise StepFailed(Failure.UNCERTAIN, "pod", message) from error
+
+
+def ensure_unmounted(target: Path) -> None:
+    """After a driver has unmounted: nothing is left. A dead mount is taken away, a live one is an error."""
+    if not _is_mounted(target):
+        return
+    if mounts.is_corrupted(target):
+        mounts.unmount_all(target)
+        return
+    raise StepFailed(
+        Failure.UNCERTAIN, "pod", f"the driver reported success, but {target} is still mounted; it is left alone"
+    )
+
+
+def unmount_subpaths(layout: Layout, uid: PodUid, volume: str) -> None:
+    """Take away the subPath binds that a kubelet may have left for this volume."""
+    directory = layout.subpaths_of(uid) / volume
+    if not directory.exists():
+        return
+    for one in reversed(mountinfo.mounts_below(directory)):
+        mounts.unmount(one.target, lazy=True)
+    for container in directory.iterdir():
+        for entry in container.iterdir():
+            entry.unlink() if entry.is_file() and not entry.is_symlink() and not entry.stat().st_size else None
+    remove_empty_tree(directory)
+
+
+def _data_or(directory: Path, fallback: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """The volume's data; without any, `fallback` if something is mounted there."""
+    try:
+        data = metadata.read(directory)
+    except metadata.UnreadableVolumeData as error:
+        log.warning("volume data is unreadable", reason=str(error))
+        return fallback
+    if data is None and fallback is not None and _is_mounted(directory / "mount"):
+        return fallback
+    return data
+
+
+def _is_mounted(target: Path) -> bool:
+    return mountinfo.mount_at(target) is not None
+
+
+def _csi(source: object) -> CsiSource:
+    if not isinstance(source, CsiSource):
+        raise StepFailed(Failure.FINAL, "device", f"{source!r} is no volume of plugin {CSI_PLUGIN}")
+    return source

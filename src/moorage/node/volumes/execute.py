@@ -1,0 +1,119 @@
+"""Carrying out one action on one volume.
+
+Owns: choosing who does it (CSI filesystem, CSI block, plain), and turning every way to fail into an Outcome.
+May not touch: the world; the caller settles the outcome.
+Start reading at: `Executor.execute`.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Protocol
+
+from moorage.errors import MoorageError
+from moorage.log import get_logger
+from moorage.node.layout import PodUid
+from moorage.node.volumes.expand import Grower
+from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.world import (
+    Action,
+    ActualVolume,
+    CsiSource,
+    Expand,
+    Failure,
+    Mount,
+    Outcome,
+    PlainSource,
+    State,
+    Unmount,
+    UnmountDevice,
+    Use,
+)
+
+log = get_logger(__name__)
+
+
+class Mounter(Protocol):
+    """One kind of volume: each method ends in the state it names, or raises."""
+
+    async def stage(self, use: Use, is_staged: bool) -> None: ...
+
+    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None: ...
+
+    async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None: ...
+
+    async def unstage(self, volume: ActualVolume) -> None: ...
+
+
+class Executor:
+    """Acts on drivers and on the disk."""
+
+    def __init__(self, filesystem: Mounter, block: Mounter, plain: Mounter, grower: Grower) -> None:
+        self._filesystem = filesystem
+        self._block = block
+        self._plain = plain
+        self._grower = grower
+
+    async def execute(self, action: Action, volume: ActualVolume) -> Outcome:
+        """The action's outcome; only cancellation of the caller is raised."""
+        reached = Outcome()
+        try:
+            match action:
+                case Mount(use):
+                    return await self._mount(use, volume)
+                case Expand(use):
+                    return await self._grower.grow(use, volume)
+                case Unmount(_, uid):
+                    await self._for(volume.source).unpublish(volume, uid)
+                case UnmountDevice():
+                    await self._for(volume.source).unstage(volume)
+            return reached
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The driver's connection was closed under the call (it was replaced): nothing is known.
+            return Outcome(Failure.UNCERTAIN, "device", "the driver went away during the call")
+        except StepFailed as error:
+            return Outcome(error.failure, error.step, str(error))
+        except (MoorageError, OSError) as error:
+            return Outcome(Failure.TRANSIENT, "device", str(error))
+
+    async def _mount(self, use: Use, volume: ActualVolume) -> Outcome:
+        mounter = self._for(use.source)
+        reached = Outcome()
+        step = "device"
+        try:
+            await mounter.stage(use, volume.device is State.MOUNTED)
+            reached = replace(reached, staged=True)
+            step = "pod"
+            known = volume.pods.get(use.pod.uid)
+            await mounter.publish(
+                use, volume.state_of(use.pod.uid), known.is_reconstructed if known is not None else False
+            )
+            reached = replace(reached, published=True)
+            step = "expand"
+            grown = await self._grower.grow_at_mount(use, volume)
+            return replace(reached, size_bytes=grown.size_bytes, growth_refused=grown.growth_refused)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return replace(
+                reached, failure=Failure.UNCERTAIN, step=step, message="the driver went away during the call"
+            )
+        except StepFailed as error:
+            failed_at = "expand" if step == "expand" else error.step
+            failed = replace(reached, failure=error.failure, step=failed_at, message=str(error))
+            if step == "expand":  # the pod waits until the volume has its size
+                return replace(failed, published=False, failure=Failure.UNCERTAIN, step="pod")
+            return failed
+        except (MoorageError, OSError) as error:
+            return replace(reached, failure=Failure.TRANSIENT, step=step, message=str(error))
+        except Exception as error:  # a driver's answer must not end the agent
+            log.exception("mounting failed unexpectedly", volume=use.volume, pod=use.pod.uid)
+            return replace(reached, failure=Failure.UNCERTAIN, step=step, message=repr(error))
+
+    def _for(self, source: CsiSource | PlainSource) -> Mounter:
+        if isinstance(source, PlainSource):
+            return self._plain
+        return self._block if source.is_block else self._filesystem

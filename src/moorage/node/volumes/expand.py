@@ -1,0 +1,205 @@
+"""Growing a volume on this node after its backend has grown.
+
+Owns: the rules of the node's part of expansion, NodeExpandVolume, and the claim's status around it.
+Start reading at: `Grower.grow`, `decide`.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from moorage.csi.errors import CsiError
+from moorage.kube.client import Client
+from moorage.kube.errors import ApiError
+from moorage.kube.events import Recorder
+from moorage.kube.informer import Informer
+from moorage.kube.objects.core import PersistentVolumeClaim, Pod
+from moorage.kube.objects.meta import ObjectReference, as_document, timestamp_text
+from moorage.kube.quantity import Quantity
+from moorage.log import get_logger
+from moorage.node.layout import Layout, VolumeName
+from moorage.node.plugins.registry import Registry
+from moorage.node.volumes import rules, wire
+from moorage.node.volumes.csi import driver_and_capabilities
+from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, Outcome, Use
+
+log = get_logger(__name__)
+
+_RESIZE_CONDITIONS = frozenset({"Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"})
+_NOT_REQUIRED = "volume.kubernetes.io/node-expansion-not-required"
+_INFEASIBLE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND"})
+
+
+class Choice(Enum):
+    """What the claim's status says about growing on this node."""
+
+    NOTHING = "nothing to do now"
+    RECORD = "already done elsewhere"
+    GROW = "grow"
+    GROW_SILENTLY = "grow, the claim's status is already final"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    choice: Choice
+    target_bytes: int = 0
+
+
+def decide(claim: PersistentVolumeClaim, volume_bytes: int) -> Decision:
+    """Whether to grow here, and to what size; pure."""
+    state = claim.status.allocated_resource_statuses.get("storage", "")
+    allocated = _bytes(claim.status.allocated_resources.get("storage"))
+    usable = _bytes(claim.status.capacity.get("storage"))
+    if not allocated and not state:
+        if usable >= volume_bytes:
+            return Decision(Choice.RECORD, volume_bytes)
+        return Decision(Choice.GROW, volume_bytes)
+    if state in ("NodeResizePending", "NodeResizeInProgress"):
+        return Decision(Choice.GROW, allocated)
+    if not state and usable >= allocated:
+        shared = "ReadWriteMany" in claim.spec.access_modes and _NOT_REQUIRED not in claim.annotations
+        return Decision(Choice.GROW_SILENTLY if shared else Choice.RECORD, allocated)
+    return Decision(Choice.NOTHING)
+
+
+class Grower:
+    """Grows volumes and tells the claim."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        client: Client,
+        registry: Registry,
+        fetch: Fetch,
+        claims: Informer[PersistentVolumeClaim],
+        recorder: Recorder,
+    ) -> None:
+        self._layout = layout
+        self._client = client
+        self._registry = registry
+        self._fetch = fetch
+        self._claims = claims
+        self._recorder = recorder
+        self._final_errors: set[VolumeName] = set()
+
+    async def grow_at_mount(self, use: Use, volume: ActualVolume) -> Outcome:
+        """Before a pod starts: the volume gets the size that its claim was promised."""
+        if not isinstance(use.source, CsiSource) or use.source.is_ephemeral or not use.source.claim:
+            return Outcome()
+        if not 0 < use.claim_size_bytes < use.size_bytes or volume.growth_refused or not use.claim_expands:
+            return Outcome(size_bytes=max(use.claim_size_bytes, volume.size_bytes))
+        outcome = await self.grow(use, volume)
+        if outcome.failure is not None and not outcome.growth_refused:
+            raise StepFailed(Failure.UNCERTAIN, "expand", outcome.message)
+        return outcome
+
+    async def grow(self, use: Use, volume: ActualVolume) -> Outcome:
+        """Grow if the claim's status says so; failing writes the reason into the claim."""
+        source = use.source
+        assert isinstance(source, CsiSource)
+        namespace, _, name = source.claim.partition("/")
+        claim = await self._client.find(PersistentVolumeClaim, name, namespace)
+        if claim is None:
+            return Outcome(size_bytes=use.size_bytes)
+        if use.read_only:
+            for about in (_pod(use), claim):
+                self._recorder.warning(about, "FileSystemResizeFailed", "volume is used read-only; it is not grown")
+            return Outcome(size_bytes=use.size_bytes)
+        decision = decide(claim, use.size_bytes)
+        if decision.choice is Choice.NOTHING:
+            return Outcome(Failure.TRANSIENT, "expand", "waiting for the claim's resize state")
+        if decision.choice is Choice.RECORD:
+            return Outcome(size_bytes=max(decision.target_bytes, use.size_bytes))
+        return await self._expand(use, source, claim, decision)
+
+    async def _expand(self, use: Use, source: CsiSource, claim: PersistentVolumeClaim, decision: Decision) -> Outcome:
+        silently = decision.choice is Choice.GROW_SILENTLY
+        target = decision.target_bytes
+        driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "expand")
+        if rules.EXPAND not in capabilities:
+            if silently:
+                return Outcome(size_bytes=max(target, use.size_bytes))
+            message = f"driver {source.driver} cannot expand volumes on the node"
+            return Outcome(Failure.TRANSIENT, "expand", message)
+        if not silently:
+            claim = await self._write(claim, {"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}})
+        secrets = await self._fetch.secret(source.expand_secret)
+        request = wire.expand_request(
+            use, source, *self._paths(use, source, capabilities), target, secrets, capabilities
+        )
+        try:
+            await driver.client.NodeExpandVolume(request)
+        except CsiError as error:
+            return await self._refused(use, claim, target, error)
+        self._final_errors.discard(use.volume)
+        if not silently:
+            await self._finished(claim, target)
+            for about in (_pod(use), claim):
+                self._recorder.normal(about, "FileSystemResizeSuccessful", f"volume {source.spec_name} was grown")
+        log.info("volume grown", volume=use.volume, pod=use.pod.uid, size=target)
+        return Outcome(size_bytes=max(target, use.size_bytes))
+
+    def _paths(self, use: Use, source: CsiSource, capabilities: frozenset[str]) -> tuple[Any, Any]:
+        if source.is_block:
+            path = self._layout.block_map(source.spec_name, use.pod.uid)
+            return path, self._layout.block_staging(source.spec_name)
+        staging = self._layout.staging_target(source.driver, source.handle) if rules.STAGE in capabilities else None
+        return self._layout.publish_target(use.pod.uid, source.spec_name), staging
+
+    async def _refused(self, use: Use, claim: PersistentVolumeClaim, target: int, error: CsiError) -> Outcome:
+        self._recorder.warning(_pod(use), "VolumeResizeFailed", f"volume {use.outer_names[0]}: {error}")
+        status: dict[str, Any] = {"conditions": _with_error(claim, str(error))}
+        request = _bytes(claim.spec.resources.requests.get("storage"))
+        is_final = rules.failure_from(error) is Failure.FINAL
+        if error.code in _INFEASIBLE or (use.volume in self._final_errors and request != target):
+            status["allocatedResourceStatuses"] = {"storage": "NodeResizeInfeasible"}
+        if is_final:
+            self._final_errors.add(use.volume)
+        try:
+            await self._client.patch(
+                PersistentVolumeClaim, claim.name, {"status": status}, claim.namespace, subresource="status"
+            )
+        except ApiError as failed:
+            log.warning("claim could not be told of the failure", claim=claim.key, reason=str(failed))
+        refused = error.code == "FAILED_PRECONDITION"
+        return Outcome(Failure.TRANSIENT, "expand", str(error), growth_refused=refused)
+
+    async def _finished(self, claim: PersistentVolumeClaim, target: int) -> None:
+        kept = [as_document(one) for one in claim.status.conditions if one.type not in _RESIZE_CONDITIONS]
+        text = Quantity(target).canonical()
+        await self._write(
+            claim,
+            {"capacity": {"storage": text}, "allocatedResourceStatuses": {"storage": None}, "conditions": kept},
+        )
+
+    async def _write(self, claim: PersistentVolumeClaim, status: dict[str, Any]) -> PersistentVolumeClaim:
+        written = await self._client.patch(
+            PersistentVolumeClaim,
+            claim.name,
+            {"status": status},
+            claim.namespace,
+            subresource="status",
+            version=claim.metadata.resource_version,
+        )
+        self._claims.remember(written)
+        return written
+
+
+def _with_error(claim: PersistentVolumeClaim, message: str) -> list[Any]:
+    import time
+
+    kept = [as_document(one) for one in claim.status.conditions if one.type != "NodeResizeError"]
+    now = timestamp_text(time.time())
+    return [*kept, {"type": "NodeResizeError", "status": "True", "message": message, "lastTransitionTime": now}]
+
+
+def _bytes(quantity: str | float | None) -> int:
+    return Quantity.parse(quantity).value if quantity is not None else 0
+
+
+def _pod(use: Use) -> ObjectReference:
+    return ObjectReference(
+        api_version="v1", kind=Pod.resource.kind, namespace=use.pod.namespace, name=use.pod.name, uid=use.pod.uid
+    )

@@ -1,0 +1,169 @@
+"""What the API server must be asked before a driver is called: attachments, secrets, tokens.
+
+Owns: those live reads and the errors they end in: all of them mean that the driver was not asked yet.
+May not touch: drivers, the disk.
+Start reading at: `Fetch.for_stage`, `Fetch.for_publish`.
+"""
+
+import base64
+import json
+import time
+from typing import Any
+
+from moorage.errors import MoorageError
+from moorage.kube.client import Client
+from moorage.kube.errors import ApiError
+from moorage.kube.informer import Informer
+from moorage.kube.objects.core import ConfigMap, Node, Secret, ServiceAccount
+from moorage.kube.objects.meta import SecretReference, seconds_of
+from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
+from moorage.node.layout import attachment_name
+from moorage.node.volumes import rules, wire
+from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
+
+_DEFAULT_TOKEN_S = 3600
+_FRESH_S = 2.0  # pods started together read a shared secret or configMap once
+
+
+class Fetch:
+    """Reads for one node."""
+
+    def __init__(self, client: Client, node: str, drivers: Informer[CSIDriver]) -> None:
+        self._client = client
+        self._node = node
+        self._drivers = drivers
+        self._tokens: dict[tuple[str, str], tuple[float, str, str]] = {}
+        self._recent: dict[tuple[type[Any], str], tuple[float, Any]] = {}
+
+    def driver_spec(self, name: str) -> CsiDriverSpec | None:
+        found = self._drivers.get(name)
+        return found.spec if found else None
+
+    def is_attachable(self, driver: str) -> bool:
+        """A driver without an object must be assumed to need attaching."""
+        spec = self.driver_spec(driver)
+        return spec is None or spec.attach_required is not False
+
+    async def for_stage(self, use: Use, source: CsiSource) -> wire.Extras:
+        """Everything that a NodeStageVolume carries beside the volume's own fields."""
+        return wire.Extras(
+            publish_context=await self.publish_context(use, source),
+            secrets=await self.secret(source.stage_secret),
+            se_linux_context=rules.wants_context(use, self.driver_spec(source.driver)),
+        )
+
+    async def for_publish(self, use: Use, source: CsiSource) -> wire.Extras:
+        """Everything that a NodePublishVolume carries beside the volume's own fields."""
+        spec = self.driver_spec(source.driver)
+        secrets = await self.secret(source.publish_secret)
+        context = wire.pod_info(use) if spec is not None and spec.pod_info_on_mount else {}
+        if spec is not None and spec.token_requests and not source.is_block:
+            tokens = await self._driver_tokens(use.pod, spec)
+            if spec.service_account_token_in_secrets:
+                secrets = {**secrets, wire.TOKENS_KEY: tokens}
+            else:
+                context = {**context, wire.TOKENS_KEY: tokens}
+        return wire.Extras(
+            publish_context=await self.publish_context(use, source),
+            secrets=secrets,
+            context=context,
+            se_linux_context=rules.wants_context(use, spec),
+        )
+
+    async def publish_context(self, use: Use, source: CsiSource) -> dict[str, str]:
+        """The attachment's metadata. The volume must really be attached here: the answer of a cache will not do."""
+        if not use.is_attachable:
+            return {}
+        name = attachment_name(source.driver, source.handle, self._node)
+        try:
+            found = await self._client.find(VolumeAttachment, name)
+        except ApiError as error:
+            raise _not_asked(f"volume attachment {name} cannot be read: {error}") from error
+        if found is None:
+            raise _not_asked(f"volume attachment {name} does not exist; waiting for the volume to be attached")
+        if found.is_deleting:
+            raise _not_asked(f"volume attachment {name} is being deleted")
+        if not found.status.attached:
+            refused = found.status.attach_error.message if found.status.attach_error else "the attacher is not done"
+            raise _not_asked(f"volume {source.spec_name} is not attached to node {self._node} yet: {refused}")
+        return dict(found.status.attachment_metadata)
+
+    async def confirm_attached(self, use: Use) -> None:
+        """The node object itself lists the volume as attached, now."""
+        if not use.is_attachable:
+            return
+        try:
+            node = await self._client.get(Node, self._node)
+        except ApiError as error:
+            raise _not_asked(f"node {self._node} cannot be read: {error}") from error
+        if all(one.name != use.volume for one in node.status.volumes_attached):
+            raise _not_asked(f"node {self._node} does not list volume {use.volume} as attached")
+
+    async def secret(self, reference: SecretReference | None) -> dict[str, str]:
+        """A secret's data as text."""
+        if reference is None or not reference.name:
+            return {}
+        try:
+            found = await self._client.get(Secret, reference.name, reference.namespace)
+            return {key: base64.b64decode(value).decode() for key, value in found.data.items()}
+        except (ApiError, ValueError) as error:
+            shown = f"{reference.namespace}/{reference.name}"
+            raise _not_asked(f"secret {shown} cannot be used: {error}") from error
+
+    async def shared(self, kind: type[Any], name: str, namespace: str) -> Any:
+        """A secret or configMap for a plain volume, or None; read once for pods that start together."""
+        key = (kind, f"{namespace}/{name}")
+        now = time.monotonic()
+        known = self._recent.get(key)
+        if known is not None and now - known[0] < _FRESH_S:
+            return known[1]
+        if len(self._recent) > 512:
+            self._recent.clear()
+        found = await self._client.find(kind, name, namespace)
+        self._recent[key] = (now, found)
+        return found
+
+    async def token(self, pod: PodRef, audience: str, expiration_s: int | None) -> tuple[str, str]:
+        """A token of the pod's account bound to the pod, and when it ends; kept until 80 % of its life is over."""
+        key = (pod.uid, f"{audience}\0{expiration_s}")
+        known = self._tokens.get(key)
+        now = time.time()
+        if known is not None and now < known[0]:
+            return known[1], known[2]
+        body: dict[str, Any] = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {
+                "audiences": [audience] if audience else [],
+                "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid},
+                **({"expirationSeconds": expiration_s} if expiration_s else {}),
+            },
+        }
+        path = ServiceAccount.resource.path(pod.namespace, pod.service_account, "token")
+        try:
+            status = json.loads(await self._client.request("POST", path, body)).get("status") or {}
+        except ApiError as error:
+            raise _not_asked(f"no token for service account {pod.service_account}: {error}") from error
+        token, ends = str(status.get("token") or ""), str(status.get("expirationTimestamp") or "")
+        life_s = (seconds_of(ends) or now + (expiration_s or _DEFAULT_TOKEN_S)) - now
+        self._tokens[key] = (now + life_s * 0.8, token, ends)
+        return token, ends
+
+    def forget_pod(self, uid: str) -> None:
+        for key in [key for key in self._tokens if key[0] == uid]:
+            del self._tokens[key]
+
+    async def _driver_tokens(self, pod: PodRef, spec: CsiDriverSpec) -> str:
+        tokens = {}
+        for wanted in spec.token_requests:
+            token, ends = await self.token(pod, wanted.audience, wanted.expiration_seconds)
+            tokens[wanted.audience] = {"token": token, "expirationTimestamp": ends}
+        return json.dumps(tokens)
+
+
+def _not_asked(message: str) -> MoorageError:
+    return StepFailed(Failure.TRANSIENT, "device", message)
+
+
+SHARED_KINDS: tuple[type[Any], ...] = (Secret, ConfigMap)

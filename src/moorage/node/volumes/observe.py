@@ -1,0 +1,137 @@
+"""What is on disk after a restart: every volume that may be mounted is found again.
+
+Owns: the scan of the pods' directories and of staged volumes that no pod holds any more.
+May not touch: anything it finds; it only reads. What it reports is UNCERTAIN until a driver has confirmed it.
+Start reading at: `observe`.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorage.log import get_logger
+from moorage.node.layout import Layout, PodUid, VolumeName, csi_volume_name, pod_volume_name, unescaped
+from moorage.node.volumes import metadata
+from moorage.node.volumes.world import ActualPod, ActualVolume, CsiSource, PlainSource, State
+
+log = get_logger(__name__)
+
+_CSI_DIRECTORY = "kubernetes.io~csi"
+
+
+@dataclass(slots=True)
+class Observed:
+    """The volumes found, and those of which not even the driver's name is known."""
+
+    volumes: dict[VolumeName, ActualVolume] = field(default_factory=dict)
+    unreadable: list[Path] = field(default_factory=list)
+    pods: set[PodUid] = field(default_factory=set)
+
+
+def observe(layout: Layout) -> Observed:
+    """Everything that an earlier run may have left mounted."""
+    found = Observed()
+    for pod in _directories(layout.pods):
+        uid = PodUid(pod.name)
+        found.pods.add(uid)
+        for plugin in _directories(layout.volumes_of(uid)):
+            for volume in _directories(plugin):
+                _take_volume(found, layout, uid, plugin.name, volume)
+        for plugin in _directories(layout.devices_of(uid)):
+            for link in _entries(plugin):
+                _take_block(found, layout, uid, link.name)
+    _take_staged(found, layout)
+    return found
+
+
+def _take_volume(found: Observed, layout: Layout, uid: PodUid, plugin: str, directory: Path) -> None:
+    if plugin != _CSI_DIRECTORY:
+        name = pod_volume_name(unescaped(plugin), uid, directory.name)
+        source = PlainSource(unescaped(plugin), directory.name, None)
+        _add(found, name, source, uid)
+        return
+    try:
+        data = metadata.read(directory)
+    except metadata.UnreadableVolumeData as error:
+        log.warning("volume cannot be recognised", path=str(directory), reason=str(error))
+        found.unreadable.append(directory)
+        return
+    if data is None:
+        found.unreadable.append(directory)
+        return
+    _add_csi(found, metadata.source_from(data, directory.name), uid)
+
+
+def _take_block(found: Observed, layout: Layout, uid: PodUid, spec_name: str) -> None:
+    try:
+        data = metadata.read(layout.block_data(spec_name))
+    except metadata.UnreadableVolumeData as error:
+        log.warning("block volume cannot be recognised", volume=spec_name, reason=str(error))
+        data = None
+    if data is None:
+        found.unreadable.append(layout.block_link(uid, spec_name))
+        return
+    _add_csi(found, metadata.source_from(data, spec_name, is_block=True), uid)
+
+
+def _take_staged(found: Observed, layout: Layout) -> None:
+    """Staged volumes without a pod: the agent died between unpublish and unstage."""
+    base = layout.plugins / "kubernetes.io" / "csi"
+    for driver in _directories(base):
+        if driver == layout.block_devices:
+            continue
+        for directory in _directories(driver):
+            _take_device(found, directory, is_block=False, spec_name="")
+    for published in _directories(layout.block_devices / "publish"):
+        for entry in _entries(published):  # the agent died before the pod had its link
+            _take_block(found, layout, PodUid(entry.name), published.name)
+    for volume in _directories(layout.block_devices):
+        if volume.name not in ("staging", "publish"):
+            _take_device(found, volume / "data", is_block=True, spec_name=volume.name)
+
+
+def _take_device(found: Observed, directory: Path, *, is_block: bool, spec_name: str) -> None:
+    try:
+        data = metadata.read(directory)
+    except metadata.UnreadableVolumeData as error:
+        log.warning("staged volume cannot be recognised", path=str(directory), reason=str(error))
+        return
+    if data is None:
+        return
+    source = metadata.source_from(data, spec_name, is_block=is_block)
+    name = csi_volume_name(source.driver, source.handle)
+    if name not in found.volumes:
+        found.volumes[name] = ActualVolume(name, source)
+    found.volumes[name].device = State.UNCERTAIN
+    found.volumes[name].device_is_reconstructed = True
+
+
+def _add_csi(found: Observed, source: CsiSource, uid: PodUid) -> None:
+    if source.is_ephemeral:
+        name = pod_volume_name("kubernetes.io/csi", uid, source.spec_name)
+        _add(found, name, source, uid)
+        return
+    name = csi_volume_name(source.driver, source.handle)
+    _add(found, name, source, uid)
+    found.volumes[name].device = State.UNCERTAIN
+    found.volumes[name].device_is_reconstructed = True
+
+
+def _add(found: Observed, name: VolumeName, source: CsiSource | PlainSource, uid: PodUid) -> None:
+    volume = found.volumes.setdefault(name, ActualVolume(name, source))
+    volume.pods[uid] = ActualPod(State.UNCERTAIN, is_reconstructed=True)
+
+
+def _directories(path: Path) -> Iterator[Path]:
+    for entry in _entries(path):
+        if entry.is_dir(follow_symlinks=False):
+            yield Path(entry.path)
+
+
+def _entries(path: Path) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

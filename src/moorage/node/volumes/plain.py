@@ -1,0 +1,226 @@
+"""Volumes that the agent makes itself: emptyDir, secret, configMap, projected, downwardAPI, hostPath.
+
+Owns: their directories below the pod, and a tmpfs for what must not reach a disk.
+Start reading at: `PlainMounter.publish`.
+"""
+
+import asyncio
+import base64
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moorage.errors import MoorageError
+from moorage.host import mountinfo, mounts
+from moorage.kube.objects.core import ConfigMap, KeyToPath, Pod, PodVolume, Secret
+from moorage.kube.quantity import Quantity
+from moorage.node import fields
+from moorage.node.layout import Layout, PodUid
+from moorage.node.removal import remove_empty_up_to, remove_tree
+from moorage.node.volumes import ownership
+from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.payload import File, write_payload
+from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.world import ActualVolume, Failure, PlainSource, State, Use
+
+_TMPFS_SOURCE = "moorage-volume"
+_IN_MEMORY = frozenset({"kubernetes.io/secret", "kubernetes.io/projected"})
+_DEFAULT_MODE = 0o644
+_CHECKS = {
+    "Directory": stat.S_ISDIR,
+    "File": stat.S_ISREG,
+    "Socket": stat.S_ISSOCK,
+    "CharDevice": stat.S_ISCHR,
+    "BlockDevice": stat.S_ISBLK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBody:
+    """The volume as the pod has it."""
+
+    volume: PodVolume
+    pod: Pod
+
+
+def plugin_of(volume: PodVolume) -> str:
+    """The plugin that makes a plain volume; empty for claims, CSI and kinds that this agent does not make."""
+    kinds = (
+        ("kubernetes.io/empty-dir", volume.empty_dir),
+        ("kubernetes.io/secret", volume.secret),
+        ("kubernetes.io/configmap", volume.config_map),
+        ("kubernetes.io/projected", volume.projected),
+        ("kubernetes.io/downward-api", volume.downward_api),
+        ("kubernetes.io/host-path", volume.host_path),
+    )
+    return next((name for name, body in kinds if body is not None), "")
+
+
+class PlainMounter:
+    """Volumes without a driver."""
+
+    def __init__(self, layout: Layout, fetch: Fetch) -> None:
+        self._layout = layout
+        self._fetch = fetch
+
+    async def stage(self, use: Use, is_staged: bool) -> None:
+        """There is no device."""
+
+    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
+        source = _plain(use.source)
+        body: PlainBody = source.body
+        if source.plugin == "kubernetes.io/host-path":
+            _check_host_path(body.volume)
+            return
+        directory = self._layout.plain_volume(use.pod.uid, source.plugin, source.spec_name)
+        payload = await self._payload(use, body) if source.plugin != "kubernetes.io/empty-dir" else None
+        await asyncio.to_thread(self._make, use, source, directory, payload)
+
+    async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
+        source = _plain(volume.source)
+        self._fetch.forget_pod(uid)
+        if source.plugin == "kubernetes.io/host-path":
+            return
+        directory = self._layout.plain_volume(uid, source.plugin, source.spec_name)
+        await asyncio.to_thread(_remove, directory)
+        remove_empty_up_to(directory.parent, self._layout.pod(uid))
+
+    async def unstage(self, volume: ActualVolume) -> None:
+        """There is no device."""
+
+    def _make(self, use: Use, source: PlainSource, directory: Path, payload: dict[str, File] | None) -> None:
+        empty = source.body.volume.empty_dir
+        in_memory = source.plugin in _IN_MEMORY or (empty is not None and empty.medium == "Memory")
+        if mountinfo.mount_at(directory) is None:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+            if in_memory:
+                limit = empty.size_limit if empty is not None else None
+                size = [f"size={Quantity.parse(limit).value}"] if limit else []
+                mounts.mount(_TMPFS_SOURCE, directory, "tmpfs", ["mode=0777", "nodev", "nosuid", *size])
+        if payload is not None:
+            write_payload(directory, payload, use.fs_group)
+        else:
+            directory.chmod(0o777)
+        if use.fs_group is not None and payload is None:
+            ownership.apply_group(directory, use.fs_group, only_on_root_mismatch=use.fs_group_on_root_mismatch)
+
+    async def _payload(self, use: Use, body: PlainBody) -> dict[str, File]:
+        volume, pod = body.volume, body.pod
+        if volume.secret is not None:
+            secret = volume.secret
+            mode = secret.default_mode if secret.default_mode is not None else _DEFAULT_MODE
+            return await self._secret(pod, secret.secret_name, secret.items, mode, secret.optional)
+        if volume.config_map is not None:
+            config = volume.config_map
+            mode = config.default_mode if config.default_mode is not None else _DEFAULT_MODE
+            return await self._config_map(pod, config.name, config.items, mode, config.optional)
+        if volume.downward_api is not None:
+            return _downward(pod, volume.downward_api, volume.downward_api.get("defaultMode") or _DEFAULT_MODE)
+        projected = volume.projected or {}
+        mode = projected.get("defaultMode") or _DEFAULT_MODE
+        files: dict[str, File] = {}
+        for part in projected.get("sources") or []:
+            files |= await self._projected(use, pod, part, mode)
+        return files
+
+    async def _projected(self, use: Use, pod: Pod, part: dict[str, Any], mode: int) -> dict[str, File]:
+        if token := part.get("serviceAccountToken"):
+            text, _ = await self._fetch.token(
+                use.pod, str(token.get("audience") or ""), int(token.get("expirationSeconds") or 3600)
+            )
+            return {str(token.get("path")): File(text.encode(), 0o600 if use.fs_group is None else 0o640)}
+        if held := part.get("secret"):
+            return await self._secret(pod, held.get("name", ""), _items(held), mode, bool(held.get("optional")))
+        if held := part.get("configMap"):
+            return await self._config_map(pod, held.get("name", ""), _items(held), mode, bool(held.get("optional")))
+        if held := part.get("downwardAPI"):
+            return _downward(pod, held, mode)
+        raise StepFailed(Failure.TRANSIENT, "pod", f"projected source {', '.join(part)} is not made by this node agent")
+
+    async def _secret(self, pod: Pod, name: str, items: list[KeyToPath], mode: int, optional: bool) -> dict[str, File]:
+        found: Secret | None = await self._fetch.shared(Secret, name, pod.namespace)
+        if found is None:
+            return _missing(f"secret {pod.namespace}/{name}", optional)
+        data = {key: base64.b64decode(value) for key, value in found.data.items()}
+        return _chosen(f"secret {found.key}", data, items, mode, optional)
+
+    async def _config_map(
+        self, pod: Pod, name: str, items: list[KeyToPath], mode: int, optional: bool
+    ) -> dict[str, File]:
+        found: ConfigMap | None = await self._fetch.shared(ConfigMap, name, pod.namespace)
+        if found is None:
+            return _missing(f"configmap {pod.namespace}/{name}", optional)
+        data = {key: value.encode() for key, value in found.data.items()}
+        data |= {key: base64.b64decode(value) for key, value in found.binary_data.items()}
+        return _chosen(f"configmap {found.key}", data, items, mode, optional)
+
+
+def _missing(what: str, optional: bool) -> dict[str, File]:
+    if optional:
+        return {}
+    raise StepFailed(Failure.TRANSIENT, "pod", f"{what} not found")
+
+
+def _chosen(what: str, data: dict[str, bytes], items: list[KeyToPath], mode: int, optional: bool) -> dict[str, File]:
+    if not items:
+        return {key: File(content, mode) for key, content in data.items()}
+    files = {}
+    for item in items:
+        if item.key not in data:
+            if optional:
+                continue
+            raise StepFailed(Failure.TRANSIENT, "pod", f"{what} has no key {item.key!r}")
+        files[item.path] = File(data[item.key], item.mode if item.mode is not None else mode)
+    return files
+
+
+def _downward(pod: Pod, body: dict[str, Any], mode: int) -> dict[str, File]:
+    files = {}
+    for item in body.get("items") or []:
+        if item.get("fieldRef"):
+            text = fields.field_of(pod, item["fieldRef"].get("fieldPath", ""))
+        else:
+            text = fields.resource_of(pod, item.get("resourceFieldRef") or {})
+        files[str(item.get("path"))] = File(text.encode(), item.get("mode") or mode)
+    return files
+
+
+def _items(body: dict[str, Any]) -> list[KeyToPath]:
+    return [
+        KeyToPath(key=one.get("key", ""), path=one.get("path", ""), mode=one.get("mode"))
+        for one in body.get("items") or []
+    ]
+
+
+def _remove(directory: Path) -> None:
+    """Take our own tmpfs away, then the directory; any other mount in it is an error and nothing is removed."""
+    top = mountinfo.mount_at(directory)
+    if top is not None and top.source == _TMPFS_SOURCE and top.fstype == "tmpfs":
+        mounts.unmount(directory)
+    remove_tree(directory)
+
+
+def _check_host_path(volume: PodVolume) -> None:
+    assert volume.host_path is not None
+    path, kind = Path(volume.host_path.path), volume.host_path.type
+    if kind == "DirectoryOrCreate":
+        path.mkdir(parents=True, exist_ok=True, mode=0o755)
+    elif kind == "FileOrCreate":
+        path.touch(mode=0o644, exist_ok=True)
+    elif kind in _CHECKS:
+        try:
+            fits = _CHECKS[kind](os.stat(path).st_mode)
+        except OSError:
+            fits = False
+        if not fits:
+            raise StepFailed(Failure.TRANSIENT, "pod", f"hostPath type check failed: {path} is not a {kind}")
+    elif not path.exists():
+        path.mkdir(parents=True, mode=0o755)
+
+
+def _plain(source: object) -> PlainSource:
+    if not isinstance(source, PlainSource):
+        raise MoorageError(f"{source!r} is no plain volume")
+    return source

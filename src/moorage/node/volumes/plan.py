@@ -1,0 +1,131 @@
+"""What to do next for each volume: a pure function of the two states.
+
+Owns: every rule about order: unmount before mount, device last, one step per volume at a time.
+May not touch: anything but its arguments.
+Start reading at: `plan_volume`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from moorage.node.layout import PodUid, VolumeName
+from moorage.node.volumes.world import (
+    Action,
+    ActualVolume,
+    CsiSource,
+    Expand,
+    Mount,
+    State,
+    Unmount,
+    UnmountDevice,
+    Use,
+    World,
+    backoff_key,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next action for a volume, if any; when to look again; whom to tell why nothing happens."""
+
+    action: Action | None = None
+    look_again_at: float | None = None
+    waiting: Mapping[PodUid, str] = field(default_factory=dict)
+    forget: bool = False
+
+
+def plan(world: World, names: Iterable[VolumeName], now: float) -> dict[VolumeName, Step]:
+    """One step for each of the volumes."""
+    return {name: plan_volume(world, name, now) for name in names}
+
+
+def plan_volume(world: World, name: VolumeName, now: float) -> Step:
+    """At most one action: a volume leaves old pods first, then goes to new ones, and its device goes last."""
+    uses = world.desired.get(name, {})
+    volume = world.actual.get(name)
+    if volume is not None and volume.pending is not None:
+        return Step()
+    again: list[float] = []
+    waiting: dict[PodUid, str] = {}
+    if volume is not None and world.is_ready:
+        for uid, pod in volume.pods.items():
+            if pod.state is State.ABSENT or uid in uses or uid in world.held:
+                continue
+            action = _when_due(volume, Unmount(name, uid), now, again)
+            if action is not None:
+                return Step(action)
+    for use in uses.values():
+        action = _next_for(world, volume, use, now, again, waiting)
+        if action is not None:
+            return Step(action, min(again, default=None), waiting)
+    if volume is not None and world.is_ready and not uses and not volume.pods:
+        if volume.device is State.ABSENT:
+            return Step(forget=True)
+        action = _when_due(volume, UnmountDevice(name), now, again)
+        if action is not None:
+            return Step(action)
+    return Step(None, min(again, default=None), waiting)
+
+
+def _next_for(
+    world: World,
+    volume: ActualVolume | None,
+    use: Use,
+    now: float,
+    again: list[float],
+    waiting: dict[PodUid, str],
+) -> Action | None:
+    uid = use.pod.uid
+    state = volume.state_of(uid) if volume else State.ABSENT
+    if state is not State.MOUNTED:
+        reason = _obstacle(world, volume, use)
+        if reason:
+            waiting[uid] = reason
+            return None
+        return _when_due(volume, Mount(use), now, again)
+    assert volume is not None
+    if use.republish_s > 0:
+        due = volume.pods[uid].published_at + use.republish_s
+        if due <= now:
+            action = _when_due(volume, Mount(use), now, again)
+            if action is not None:
+                return action
+        else:
+            again.append(due)
+    if wants_growth(volume, use):
+        return _when_due(volume, Expand(use), now, again)
+    return None
+
+
+def wants_growth(volume: ActualVolume, use: Use) -> bool:
+    """The PV has become larger than what this node last grew the volume to."""
+    known = volume.size_bytes or use.claim_size_bytes
+    return (
+        isinstance(use.source, CsiSource)
+        and not use.source.is_ephemeral
+        and not use.read_only
+        and not volume.growth_refused
+        and use.claim_expands
+        and 0 < known < use.size_bytes
+    )
+
+
+def _obstacle(world: World, volume: ActualVolume | None, use: Use) -> str:
+    if use.is_attachable:
+        if use.volume not in world.in_use_reported:
+            return "waiting for the node's status to list the volume as in use"
+        if use.volume not in world.attached:
+            return "waiting for the volume to be attached to this node"
+    if use.is_exclusive and volume is not None:
+        others = [uid for uid, pod in volume.pods.items() if uid != use.pod.uid and pod.state is not State.ABSENT]
+        if others:
+            return "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+    return ""
+
+
+def _when_due(volume: ActualVolume | None, action: Action, now: float, again: list[float]) -> Action | None:
+    backoff = volume.backoffs.get(backoff_key(action)) if volume else None
+    if backoff is not None and now < backoff.until:
+        again.append(backoff.until)
+        return None
+    return action

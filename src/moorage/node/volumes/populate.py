@@ -1,0 +1,250 @@
+"""Which volumes a pod needs, from the pod, its claims and their volumes.
+
+Owns: every reason for which a volume cannot be used yet. Pure: the API objects are handed in.
+Start reading at: `uses_of`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from moorage.errors import MoorageError
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
+from moorage.kube.objects.meta import SecretReference
+from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.kube.quantity import Quantity
+from moorage.kube.selectors import node_matches
+from moorage.node.layout import PodUid, csi_volume_name, ephemeral_handle, pod_volume_name
+from moorage.node.volumes.plain import PlainBody, plugin_of
+from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
+
+_DYNAMIC = frozenset({"kubernetes.io/secret", "kubernetes.io/configmap", "kubernetes.io/projected"})
+_PROTECTION = "kubernetes.io/pvc-protection"
+
+
+class NotUsable(MoorageError):
+    """A pod's volume cannot be used now, and why."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class Lookup(Protocol):
+    """The objects that a pod refers to, as last heard."""
+
+    def claim(self, key: str) -> PersistentVolumeClaim | None: ...
+
+    def volume(self, name: str) -> PersistentVolume | None: ...
+
+    def driver(self, name: str) -> CsiDriverSpec | None: ...
+
+    def node(self) -> Node | None: ...
+
+
+@dataclass(slots=True)
+class Needs:
+    """A pod's volumes: those that can be mounted, and why the others cannot."""
+
+    uses: list[Use] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
+    """What must be mounted for the pod. Volumes that no container refers to are not."""
+    needs = Needs()
+    mounted, mapped = _referenced(pod)
+    by_volume: dict[str, Use] = {}
+    for volume in pod.spec.volumes:
+        if volume.name not in mounted and volume.name not in mapped:
+            continue
+        try:
+            use = _use(pod, volume, lookup, sync_s)
+            _check_mode(use, volume.name, mounted, mapped)
+        except (NotUsable, ValueError) as error:
+            needs.errors[volume.name] = str(error)
+            continue
+        known = by_volume.get(use.volume)
+        if known is not None:  # one claim under two names: mounted once
+            use = _merged(known, use)
+        by_volume[use.volume] = use
+    needs.uses = list(by_volume.values())
+    return needs
+
+
+def claims_of(pod: Pod) -> Iterable[str]:
+    """The claims that a pod refers to, as namespace/name."""
+    for volume in pod.spec.volumes:
+        name = _claim_name(pod, volume)
+        if name:
+            yield f"{pod.namespace}/{name}"
+
+
+def _referenced(pod: Pod) -> tuple[set[str], set[str]]:
+    every = (*pod.spec.init_containers, *pod.spec.containers)
+    mounted = {mount.name for one in every for mount in one.volume_mounts}
+    mapped = {device.name for one in every for device in one.volume_devices}
+    return mounted, mapped
+
+
+def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
+    if volume.csi is not None:
+        return _inline(pod, volume, lookup, sync_s)
+    if volume.persistent_volume_claim is not None or volume.ephemeral is not None:
+        return _claimed(pod, volume, lookup, sync_s)
+    plugin = plugin_of(volume)
+    if not plugin:
+        raise NotUsable(f"volume {volume.name}: this kind of volume is not made by this node agent")
+    security = pod.spec.security_context
+    return Use(
+        volume=pod_volume_name(plugin, pod.uid, volume.name),
+        pod=_ref(pod),
+        source=PlainSource(plugin, volume.name, PlainBody(volume, pod)),
+        outer_names=(volume.name,),
+        fs_group=security.fs_group if security else None,
+        fs_group_on_root_mismatch=_on_mismatch(pod),
+        republish_s=sync_s if plugin in _DYNAMIC else 0.0,
+    )
+
+
+def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
+    csi = volume.csi
+    assert csi is not None
+    secret = csi.node_publish_secret_ref
+    source = CsiSource(
+        driver=csi.driver,
+        handle=ephemeral_handle(pod.uid, volume.name),
+        spec_name=volume.name,
+        is_ephemeral=True,
+        fs_type=csi.fs_type or "",
+        attributes=dict(csi.volume_attributes),
+        publish_secret=SecretReference(name=secret.name, namespace=pod.namespace) if secret else None,
+    )
+    security = pod.spec.security_context
+    return Use(
+        volume=pod_volume_name("kubernetes.io/csi", pod.uid, volume.name),
+        pod=_ref(pod),
+        source=source,
+        outer_names=(volume.name,),
+        read_only=csi.read_only,
+        fs_group=security.fs_group if security else None,
+        fs_group_on_root_mismatch=_on_mismatch(pod),
+        se_linux_label=_label(pod),
+        republish_s=_republish(lookup.driver(csi.driver), sync_s),
+    )
+
+
+def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
+    key = f"{pod.namespace}/{_claim_name(pod, volume)}"
+    claim = lookup.claim(key)
+    if claim is None:
+        raise NotUsable(f"persistentvolumeclaim {key!r} not found")
+    pv = _bound_volume(pod, volume, claim, lookup)
+    csi = pv.spec.csi
+    if csi is None:
+        raise NotUsable(
+            f"volume {pv.name} is not a CSI volume; this node agent mounts no other kind of PersistentVolume"
+        )
+    node = lookup.node()
+    affinity = pv.spec.node_affinity
+    if node is not None and affinity is not None and not node_matches(affinity.required, node.labels, node.name):
+        raise NotUsable(f"volume {pv.name}: its node affinity does not match node {node.name}")
+    source = CsiSource(
+        driver=csi.driver,
+        handle=csi.volume_handle,
+        spec_name=pv.name,
+        is_block=pv.spec.volume_mode == "Block",
+        claim=key,
+        access_modes=tuple(pv.spec.access_modes),
+        fs_type=csi.fs_type,
+        mount_options=tuple(pv.spec.mount_options),
+        attributes=dict(csi.volume_attributes),
+        stage_secret=csi.node_stage_secret_ref,
+        publish_secret=csi.node_publish_secret_ref,
+        expand_secret=csi.node_expand_secret_ref,
+    )
+    driver = lookup.driver(csi.driver)
+    read_only = volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only
+    security = pod.spec.security_context
+    return Use(
+        volume=csi_volume_name(csi.driver, csi.volume_handle),
+        pod=_ref(pod),
+        source=source,
+        outer_names=(volume.name,),
+        is_attachable=driver is None or driver.attach_required is not False,
+        read_only=read_only,
+        fs_group=security.fs_group if security else None,
+        fs_group_on_root_mismatch=_on_mismatch(pod),
+        se_linux_label=_label(pod),
+        size_bytes=0 if read_only else _size(pv.spec.capacity.get("storage")),
+        claim_size_bytes=_size(claim.status.capacity.get("storage")),
+        claim_expands=claim.status.allocated_resource_statuses.get("storage", "") not in _HOLDS_BACK,
+        republish_s=_republish(driver, sync_s),
+    )
+
+
+_HOLDS_BACK = frozenset({"ControllerResizeInProgress", "ControllerResizeInfeasible", "NodeResizeInfeasible"})
+
+
+def _bound_volume(pod: Pod, volume: PodVolume, claim: PersistentVolumeClaim, lookup: Lookup) -> PersistentVolume:
+    if volume.ephemeral is not None and not any(
+        owner.uid == pod.uid and owner.controller for owner in claim.metadata.owner_references
+    ):
+        raise NotUsable(f"PVC {claim.key} was not created for pod {pod.key} (pod is not owner)")
+    if claim.is_deleting and _PROTECTION not in claim.finalizers:
+        raise NotUsable(f"PVC {claim.key} is being deleted")
+    if claim.status.phase != "Bound" or not claim.spec.volume_name:
+        raise NotUsable(f"PVC {claim.key} is not bound")
+    pv = lookup.volume(claim.spec.volume_name)
+    if pv is None:
+        raise NotUsable(f"persistentvolume {claim.spec.volume_name!r} not found")
+    if pv.spec.claim_ref is None or pv.spec.claim_ref.uid != claim.uid:
+        raise NotUsable(f"volume {pv.name} is not bound to PVC {claim.key}")
+    return pv
+
+
+def _check_mode(use: Use, name: str, mounted: set[str], mapped: set[str]) -> None:
+    is_block = isinstance(use.source, CsiSource) and use.source.is_block
+    if is_block and name in mounted:
+        raise NotUsable(f"volume {name} has volumeMode Block, but is specified in volumeMounts")
+    if not is_block and name in mapped:
+        raise NotUsable(f"volume {name} has volumeMode Filesystem, but is specified in volumeDevices")
+
+
+def _merged(one: Use, other: Use) -> Use:
+    from dataclasses import replace
+
+    return replace(
+        other, outer_names=(*one.outer_names, *other.outer_names), read_only=one.read_only and other.read_only
+    )
+
+
+def _claim_name(pod: Pod, volume: PodVolume) -> str:
+    if volume.persistent_volume_claim is not None:
+        return volume.persistent_volume_claim.claim_name
+    return f"{pod.name}-{volume.name}" if volume.ephemeral is not None else ""
+
+
+def _ref(pod: Pod) -> PodRef:
+    return PodRef(PodUid(pod.uid), pod.namespace, pod.name, pod.spec.service_account_name or "default")
+
+
+def _on_mismatch(pod: Pod) -> bool:
+    security = pod.spec.security_context
+    return security is not None and security.fs_group_change_policy == "OnRootMismatch"
+
+
+def _label(pod: Pod) -> str:
+    security = pod.spec.security_context
+    if security is None or security.se_linux_options is None or security.se_linux_change_policy == "Recursive":
+        return ""
+    options = security.se_linux_options
+    return ":".join(
+        (options.user or "system_u", options.role or "object_r", options.type or "container_file_t", options.level)
+    )
+
+
+def _republish(driver: CsiDriverSpec | None, sync_s: float) -> float:
+    return sync_s if driver is not None and driver.requires_republish else 0.0
+
+
+def _size(quantity: str | float | None) -> int:
+    return Quantity.parse(quantity).value if quantity is not None else 0

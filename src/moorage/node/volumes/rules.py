@@ -1,0 +1,79 @@
+"""Small decisions about CSI volumes: access modes, who applies fsGroup, what an error means.
+
+Owns: those tables, as pure functions.
+Start reading at: `access_mode`, `agent_applies_fs_group`, `failure_from`.
+"""
+
+from collections.abc import Collection, Sequence
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.errors import MoorageError
+from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.node.volumes.world import CsiSource, Failure, Use
+
+_UNCERTAIN = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED"})
+_MODE = pb.VolumeCapability.AccessMode
+STAGE, STATS, EXPAND = "STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "EXPAND_VOLUME"
+MULTI_WRITER, MOUNT_GROUP = "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP"
+
+
+class StepFailed(MoorageError):
+    """A step of mounting or unmounting failed: where, and what may be concluded."""
+
+    def __init__(self, failure: Failure, step: str, message: str) -> None:
+        super().__init__(message)
+        self.failure = failure
+        self.step = step
+
+
+def failure_from(error: CsiError) -> Failure:
+    """Whether the driver may have done (or may still do) what it was asked."""
+    return Failure.UNCERTAIN if error.code in _UNCERTAIN else Failure.FINAL
+
+
+def access_mode(modes: Sequence[str], capabilities: Collection[str]) -> "pb.VolumeCapability.AccessMode.Mode.ValueType":
+    """The CSI mode for a volume: only the first of its access modes counts."""
+    first = modes[0] if modes else "ReadWriteOnce"
+    fine = MULTI_WRITER in capabilities
+    match first:
+        case "ReadWriteOnce":
+            return _MODE.SINGLE_NODE_MULTI_WRITER if fine else _MODE.SINGLE_NODE_WRITER
+        case "ReadOnlyMany":
+            return _MODE.MULTI_NODE_READER_ONLY
+        case "ReadWriteMany":
+            return _MODE.MULTI_NODE_MULTI_WRITER
+        case "ReadWriteOncePod":
+            return _MODE.SINGLE_NODE_SINGLE_WRITER if fine else _MODE.SINGLE_NODE_WRITER
+    raise StepFailed(Failure.FINAL, "device", f"access mode {first} is not known")
+
+
+def agent_applies_fs_group(use: Use, driver: CsiDriverSpec | None, capabilities: Collection[str]) -> bool:
+    """Whether files are to be given to the pod's group by us; otherwise the driver does it, or nobody."""
+    assert isinstance(use.source, CsiSource)
+    if MOUNT_GROUP in capabilities or use.fs_group is None or use.read_only:
+        return False
+    policy = (driver.fs_group_policy if driver else None) or "ReadWriteOnceWithFSType"
+    if policy == "None":
+        return False
+    if policy == "File":
+        return True
+    if not use.source.fs_type:
+        return False
+    return use.source.is_ephemeral or bool({"ReadWriteOnce", "ReadWriteOncePod"} & set(use.source.access_modes))
+
+
+def lifecycle_obstacle(source: CsiSource, driver: CsiDriverSpec | None) -> str:
+    """Why the driver cannot serve this kind of volume; empty when it can."""
+    wanted = "Ephemeral" if source.is_ephemeral else "Persistent"
+    offered = (driver.volume_lifecycle_modes if driver else None) or ["Persistent"]
+    if wanted in offered:
+        return ""
+    if driver is None:
+        return f"there is no CSIDriver object {source.driver}, which an inline volume needs"
+    return f"driver {source.driver} only supports CSI volume lifecycle modes {', '.join(offered)}, not {wanted}"
+
+
+def wants_context(use: Use, driver: CsiDriverSpec | None) -> str:
+    """The SELinux label to mount with; empty when the driver does not want one."""
+    return use.se_linux_label if driver is not None and driver.se_linux_mount else ""

@@ -1,0 +1,348 @@
+"""The volume manager: wires both states, the plan and the executor, and wakes when something changed.
+
+Owns: the world, the set of volumes to look at, the running operations.
+Decides nothing: see `plan.py`. Start reading at: `VolumeManager.run`.
+
+A pass costs what changed: an event names volumes, only those are planned; back-offs and republishing are timers.
+"""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
+from moorage.log import get_logger
+from moorage.node.layout import Layout, PodUid, VolumeName
+from moorage.node.volumes.execute import Executor
+from moorage.node.volumes.observe import Observed, observe
+from moorage.node.volumes.plan import plan_volume
+from moorage.node.volumes.populate import claims_of, uses_of
+from moorage.node.volumes.sources import Sources
+from moorage.node.volumes.world import (
+    Action,
+    ActualVolume,
+    CsiSource,
+    Expand,
+    Mount,
+    Outcome,
+    State,
+    Unmount,
+    Use,
+    World,
+    settle,
+    volume_of,
+)
+
+log = get_logger(__name__)
+
+FailureSink = Callable[[Action, Outcome], None]
+
+
+class VolumeManager:
+    """What pods tell it: `want`, `release`, `hold`, `let_go`. What they ask: `wait_mounted`, `wait_unmounted`."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        sources: Sources,
+        executor: Executor,
+        *,
+        sync_s: float = 60.0,
+        on_failure: FailureSink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.world = World()
+        self._layout = layout
+        self._sources = sources
+        self._executor = executor
+        self._sync_s = sync_s
+        self._on_failure = on_failure
+        self._clock = clock
+        self._wanted: dict[PodUid, Pod] = {}
+        self._by_claim: dict[str, set[PodUid]] = {}
+        self._errors: dict[PodUid, dict[str, str]] = {}
+        self._waiting: dict[PodUid, dict[VolumeName, str]] = {}
+        self._dirty: dict[VolumeName, None] = {}
+        self._timers: list[tuple[float, VolumeName]] = []
+        self._due: dict[VolumeName, float] = {}
+        self._wake = asyncio.Event()
+        self._running: dict[VolumeName, asyncio.Task[None]] = {}
+        self._moved: dict[PodUid, asyncio.Event] = {}
+        self.in_use_changed = asyncio.Event()
+        self.unreadable: Observed | None = None
+
+    # What is there after a restart.
+
+    def reconstruct(self) -> Observed:
+        """Find everything an earlier run left; nothing is unmounted before `begin`."""
+        found = observe(self._layout)
+        self.world.actual.update(found.volumes)
+        if found.volumes:
+            log.info("volumes found on disk", volumes=len(found.volumes), pods=len(found.pods))
+        self.in_use_changed.set()
+        return found
+
+    def begin(self) -> None:
+        """The desired state is complete: from now on, what nobody wants is unmounted."""
+        self.world.is_ready = True
+        for name in self.world.actual:
+            self.look_at(name)
+
+    # What pods say.
+
+    def want(self, pod: Pod) -> None:
+        """The pod is to run here with its volumes; called again whenever the pod changed."""
+        uid = PodUid(pod.uid)
+        known = self._wanted.get(uid)
+        self._wanted[uid] = pod
+        if known is None:
+            for key in claims_of(pod):
+                self._by_claim.setdefault(key, set()).add(uid)
+        self._populate(pod)
+
+    def release(self, uid: PodUid) -> None:
+        """The pod's processes have ended: its volumes may go."""
+        pod = self._wanted.pop(uid, None)
+        self.world.held.discard(uid)
+        self._errors.pop(uid, None)
+        self._waiting.pop(uid, None)
+        if pod is not None:
+            for key in claims_of(pod):
+                holders = self._by_claim.get(key, set())
+                holders.discard(uid)
+                if not holders:
+                    self._by_claim.pop(key, None)
+        for name in [name for name, uses in self.world.desired.items() if uid in uses]:
+            self._unwant(name, uid)
+        for volume in self.world.volumes_of(uid):
+            self.look_at(volume.name)
+
+    def hold(self, uid: PodUid) -> None:
+        """Processes of this pod run although nobody wants it any more: its volumes stay until `release`."""
+        self.world.held.add(uid)
+
+    def unmounted(self, pod: Pod) -> list[str]:
+        """The names of the pod's volumes that are not there yet, with the reason where one is known."""
+        uid = PodUid(pod.uid)
+        names = [f"{name} ({reason})" for name, reason in self._errors.get(uid, {}).items()]
+        for name, uses in self.world.desired.items():
+            use = uses.get(uid)
+            if use is None:
+                continue
+            actual = self.world.actual.get(name)
+            if actual is None or actual.state_of(uid) is not State.MOUNTED:
+                reason = self._waiting.get(uid, {}).get(name, "")
+                if actual is not None and not reason:
+                    backoff = actual.backoffs.get(("mount", uid))
+                    reason = backoff.message if backoff else ""
+                names.append(f"{use.outer_names[0]} ({reason})" if reason else use.outer_names[0])
+        return names
+
+    def is_mounted(self, pod: Pod) -> bool:
+        """Every volume that the pod needs is there, confirmed by its driver."""
+        uid = PodUid(pod.uid)
+        if uid not in self._wanted or self._errors.get(uid):
+            return False
+        for use in self._uses_of(uid):
+            actual = self.world.actual.get(use.volume)
+            if actual is None or actual.state_of(uid) is not State.MOUNTED:
+                return False
+        return True
+
+    def is_unmounted(self, uid: PodUid) -> bool:
+        """Nothing of the pod is, or may be, mounted."""
+        return not self.world.volumes_of(uid) and not any(uid in uses for uses in self.world.desired.values())
+
+    async def wait_moved(self, uid: PodUid, timeout_s: float) -> bool:
+        """Return when something about the pod's volumes changed; False after the timeout."""
+        event = self._moved.setdefault(uid, asyncio.Event())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            event.clear()
+        return True
+
+    def forget_pod(self, uid: PodUid) -> None:
+        self._moved.pop(uid, None)
+
+    def use_named(self, uid: PodUid, pod_volume: str) -> Use | None:
+        """The use behind a name in pod.spec.volumes."""
+        return next((use for use in self._uses_of(uid) if pod_volume in use.outer_names), None)
+
+    # What the API says.
+
+    def claim_changed(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
+        claim = new or old
+        if claim is not None:
+            self._repopulate(self._by_claim.get(claim.key, ()))
+
+    def volume_changed(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
+        pv = new or old
+        if pv is not None and pv.spec.claim_ref is not None:
+            key = f"{pv.spec.claim_ref.namespace}/{pv.spec.claim_ref.name}"
+            self._repopulate(self._by_claim.get(key, ()))
+
+    def driver_changed(self, old: CSIDriver | None, new: CSIDriver | None) -> None:
+        spec_before: CsiDriverSpec | None = old.spec if old else None
+        if new is None or new.spec != spec_before:
+            self._repopulate(list(self._wanted))
+
+    def node_changed(self, old: Node | None, new: Node | None) -> None:
+        if new is None:
+            return
+        attached = frozenset(one.name for one in new.status.volumes_attached)
+        reported = frozenset(new.status.volumes_in_use)
+        moved = (attached ^ self.world.attached) | (reported ^ self.world.in_use_reported)
+        self.world.attached, self.world.in_use_reported = attached, reported
+        for name in moved:
+            if VolumeName(name) in self.world.desired:
+                self.look_at(VolumeName(name))
+        if old is not None and old.labels != new.labels:
+            self._repopulate([uid for uid in self._errors if self._errors[uid]])
+
+    def plugin_changed(self, driver: str) -> None:
+        """A driver came or went: what failed for want of it is tried at once."""
+        for volume in self.world.actual.values():
+            if isinstance(volume.source, CsiSource) and volume.source.driver == driver:
+                for backoff in volume.backoffs.values():
+                    backoff.until = 0.0
+                self.look_at(volume.name)
+
+    # The loop.
+
+    def look_at(self, name: VolumeName) -> None:
+        self._dirty[name] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Plan what changed, start what is planned; running operations are ended when this is cancelled."""
+        try:
+            while True:
+                now = self._clock()
+                while self._timers and self._timers[0][0] <= now:
+                    due, name = heapq.heappop(self._timers)
+                    if self._due.get(name) == due:
+                        del self._due[name]
+                        self._dirty[name] = None
+                dirty, self._dirty = self._dirty, {}
+                for name in dirty:
+                    self._step(name, now)
+                if not self._dirty:
+                    await self._sleep(self._timers[0][0] - self._clock() if self._timers else None)
+        finally:
+            tasks = list(self._running.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _sleep(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _step(self, name: VolumeName, now: float) -> None:
+        step = plan_volume(self.world, name, now)
+        for uid, reason in step.waiting.items():
+            self._waiting.setdefault(uid, {})[name] = reason
+        if step.forget:
+            self.world.actual.pop(name, None)
+            self.in_use_changed.set()
+            return
+        if step.action is not None:
+            self._start(name, step.action)
+        if step.look_again_at is not None and self._due.get(name, float("inf")) > step.look_again_at:
+            self._due[name] = step.look_again_at
+            heapq.heappush(self._timers, (step.look_again_at, name))
+
+    def _start(self, name: VolumeName, action: Action) -> None:
+        volume = self.world.actual.get(name)
+        if volume is None:
+            assert isinstance(action, Mount)
+            volume = self.world.actual[name] = ActualVolume(name, action.use.source)
+        if isinstance(action, Mount):
+            self._waiting.get(action.use.pod.uid, {}).pop(name, None)
+        volume.pending = action
+        self._running[name] = asyncio.create_task(self._carry_out(action, volume), name=f"{action.kind} {name}")
+
+    async def _carry_out(self, action: Action, volume: ActualVolume) -> None:
+        started = self._clock()
+        name = volume_of(action)
+        outcome = await self._executor.execute(action, volume)
+        settle(self.world, action, outcome, self._clock())
+        self._running.pop(name, None)
+        uids = set(volume.pods)
+        if isinstance(action, Mount | Expand):
+            uids.add(action.use.pod.uid)
+        elif isinstance(action, Unmount):
+            uids.add(action.uid)
+        took = self._clock() - started
+        if outcome.failure is None:
+            log.debug("volume step done", action=action.kind, volume=name, seconds=took)
+        else:
+            log.warning(
+                "volume step failed",
+                action=action.kind,
+                volume=name,
+                reason=outcome.message,
+                meaning=outcome.failure.value,
+            )
+            if self._on_failure is not None:
+                self._on_failure(action, outcome)
+        for uid in uids:
+            event = self._moved.get(uid)
+            if event is not None:
+                event.set()
+        self.look_at(name)
+
+    # Filling the desired state.
+
+    def _repopulate(self, uids: object) -> None:
+        for uid in list(uids):  # type: ignore[call-overload]
+            pod = self._wanted.get(uid)
+            if pod is not None:
+                self._populate(pod)
+
+    def _populate(self, pod: Pod) -> None:
+        uid = PodUid(pod.uid)
+        needs = uses_of(pod, self._sources, self._sync_s)
+        wanted = {use.volume: use for use in needs.uses}
+        for name in [name for name in self.world.desired if uid in self.world.desired[name]]:
+            # A claim that became unusable after it was mounted stays: the pod still has it.
+            if name not in wanted and not needs.errors:
+                self._unwant(name, uid)
+        for name, use in wanted.items():
+            uses = self.world.desired.setdefault(name, {})
+            if uses.get(uid) != use:
+                if uid not in uses:
+                    self.in_use_changed.set()
+                uses[uid] = use
+                self._reset_expand(name)
+                self.look_at(name)
+        if needs.errors != self._errors.get(uid, {}):
+            self._errors[uid] = needs.errors
+            event = self._moved.get(uid)
+            if event is not None:
+                event.set()
+
+    def _reset_expand(self, name: VolumeName) -> None:
+        actual = self.world.actual.get(name)
+        if actual is not None:
+            actual.backoffs.pop(("expand", ""), None)
+
+    def _unwant(self, name: VolumeName, uid: PodUid) -> None:
+        uses = self.world.desired.get(name)
+        if uses is not None and uses.pop(uid, None) is not None and not uses:
+            del self.world.desired[name]
+            self.in_use_changed.set()
+        self.look_at(name)
+
+    def _uses_of(self, uid: PodUid) -> list[Use]:
+        return [uses[uid] for uses in self.world.desired.values() if uid in uses]

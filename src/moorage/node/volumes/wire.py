@@ -1,0 +1,95 @@
+"""CSI requests of the node, built from plain data.
+
+Owns: which field is filled with what, for stage, publish and expand.
+May not touch: the driver; nothing is sent from here.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorage.csi import csi_pb2 as pb
+from moorage.node.volumes.rules import MOUNT_GROUP, access_mode
+from moorage.node.volumes.world import CsiSource, Use
+
+_PREFIX = "csi.storage.k8s.io/"
+TOKENS_KEY = f"{_PREFIX}serviceAccount.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What has to be fetched before a driver is called."""
+
+    publish_context: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    context: Mapping[str, str] = field(default_factory=dict)  # pod info and tokens, beside the volume's own
+    se_linux_context: str = ""
+
+
+def capability(
+    use: Use, source: CsiSource, capabilities: Collection[str], se_linux_context: str = ""
+) -> pb.VolumeCapability:
+    """How the volume is to be used."""
+    mode = pb.VolumeCapability.AccessMode(mode=access_mode(source.access_modes, capabilities))
+    if source.is_block:
+        return pb.VolumeCapability(access_mode=mode, block=pb.VolumeCapability.BlockVolume())
+    flags = [] if source.is_ephemeral else list(source.mount_options)
+    if se_linux_context:
+        flags.append(f'context="{se_linux_context}"')
+    group = str(use.fs_group) if use.fs_group is not None and MOUNT_GROUP in capabilities else ""
+    mount = pb.VolumeCapability.MountVolume(fs_type=source.fs_type, mount_flags=flags, volume_mount_group=group)
+    return pb.VolumeCapability(access_mode=mode, mount=mount)
+
+
+def stage_request(
+    use: Use, source: CsiSource, staging: Path, extras: Extras, capabilities: Collection[str]
+) -> pb.NodeStageVolumeRequest:
+    return pb.NodeStageVolumeRequest(
+        volume_id=source.handle,
+        publish_context=extras.publish_context,
+        staging_target_path=str(staging),
+        volume_capability=capability(use, source, capabilities, extras.se_linux_context),
+        secrets=extras.secrets,
+        volume_context=source.attributes,
+    )
+
+
+def publish_request(
+    use: Use, source: CsiSource, staging: Path | None, target: Path, extras: Extras, capabilities: Collection[str]
+) -> pb.NodePublishVolumeRequest:
+    return pb.NodePublishVolumeRequest(
+        volume_id=source.handle,
+        publish_context=extras.publish_context,
+        staging_target_path=str(staging) if staging else "",
+        target_path=str(target),
+        volume_capability=capability(use, source, capabilities, extras.se_linux_context),
+        readonly=use.read_only,
+        secrets=extras.secrets,
+        volume_context={**source.attributes, **extras.context},
+    )
+
+
+def expand_request(
+    use: Use, source: CsiSource, path: Path, staging: Path | None, size: int, secrets: Mapping[str, str],
+    capabilities: Collection[str],
+) -> pb.NodeExpandVolumeRequest:  # fmt: skip
+    return pb.NodeExpandVolumeRequest(
+        volume_id=source.handle,
+        volume_path=str(path),
+        capacity_range=pb.CapacityRange(required_bytes=size),
+        staging_target_path=str(staging) if staging else "",
+        volume_capability=capability(use, source, capabilities),
+        secrets=secrets,
+    )
+
+
+def pod_info(use: Use) -> dict[str, str]:
+    """The keys of podInfoOnMount."""
+    assert isinstance(use.source, CsiSource)
+    return {
+        f"{_PREFIX}pod.name": use.pod.name,
+        f"{_PREFIX}pod.namespace": use.pod.namespace,
+        f"{_PREFIX}pod.uid": use.pod.uid,
+        f"{_PREFIX}serviceAccount.name": use.pod.service_account,
+        f"{_PREFIX}ephemeral": "true" if use.source.is_ephemeral else "false",
+    }

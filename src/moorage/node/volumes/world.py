@@ -1,0 +1,273 @@
+"""What pods need and what is there, as plain data.
+
+Owns: both states of the volume manager and how the outcome of a step changes the actual one.
+May not touch: the disk, the API, a driver, a clock.
+Start reading at: `World`, `Use`, `ActualVolume`, `settle`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from moorage.kube.objects.meta import SecretReference
+from moorage.node.layout import PodUid, VolumeName
+
+BACKOFF_START_S = 0.5
+BACKOFF_MAX_S = 122.0
+
+
+class State(Enum):
+    """Whether something is mounted; UNCERTAIN counts as mounted for teardown and as missing for a pod's start."""
+
+    ABSENT = "absent"
+    UNCERTAIN = "uncertain"
+    MOUNTED = "mounted"
+
+
+class Failure(Enum):
+    """What may be concluded from an error."""
+
+    UNCERTAIN = "uncertain"  # the driver may have done it, or may still be doing it
+    TRANSIENT = "transient"  # nothing was asked of the driver
+    FINAL = "final"  # the driver refused; nothing is there
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """The pod as a volume sees it."""
+
+    uid: PodUid
+    namespace: str
+    name: str
+    service_account: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class CsiSource:
+    """A CSI volume as the API describes it; after a restart only the first six fields are known."""
+
+    driver: str
+    handle: str
+    spec_name: str
+    is_ephemeral: bool = False
+    is_block: bool = False
+    claim: str = ""  # namespace/name
+    access_modes: tuple[str, ...] = ()
+    fs_type: str = ""
+    mount_options: tuple[str, ...] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    stage_secret: SecretReference | None = None
+    publish_secret: SecretReference | None = None
+    expand_secret: SecretReference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSource:
+    """A volume that the agent makes itself: emptyDir, secret, configMap, hostPath, projected, downwardAPI."""
+
+    plugin: str
+    spec_name: str
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One pod's need of one volume."""
+
+    volume: VolumeName
+    pod: PodRef
+    source: CsiSource | PlainSource
+    outer_names: tuple[str, ...]
+    is_attachable: bool = False
+    read_only: bool = False
+    fs_group: int | None = None
+    fs_group_on_root_mismatch: bool = False
+    se_linux_label: str = ""
+    size_bytes: int = 0  # the PV's capacity; 0 when growing is none of our business
+    claim_size_bytes: int = 0  # what the claim's status says
+    claim_expands: bool = True
+    republish_s: float = 0.0  # publish again this often; 0 is never
+
+    @property
+    def is_exclusive(self) -> bool:
+        """ReadWriteOncePod and nothing else."""
+        return isinstance(self.source, CsiSource) and self.source.access_modes == ("ReadWriteOncePod",)
+
+
+@dataclass(slots=True)
+class Backoff:
+    failures: int = 0
+    until: float = 0.0
+    message: str = ""
+
+
+@dataclass(slots=True)
+class ActualPod:
+    """What is known of one pod's mount of a volume."""
+
+    state: State = State.ABSENT
+    is_reconstructed: bool = False
+    published_at: float = 0.0
+
+
+@dataclass(slots=True)
+class ActualVolume:
+    """What is known of one volume on this node."""
+
+    name: VolumeName
+    source: CsiSource | PlainSource
+    device: State = State.ABSENT
+    device_is_reconstructed: bool = False
+    size_bytes: int = 0  # what has been grown to; 0 is unknown
+    growth_refused: bool = False  # the driver cannot grow it while in use
+    pods: dict[PodUid, ActualPod] = field(default_factory=dict)
+    pending: "Action | None" = None
+    backoffs: dict[tuple[str, str], Backoff] = field(default_factory=dict)
+
+    def state_of(self, uid: PodUid) -> State:
+        pod = self.pods.get(uid)
+        return pod.state if pod else State.ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Stage if needed, publish, grow if needed."""
+
+    use: Use
+    kind = "mount"
+
+
+@dataclass(frozen=True, slots=True)
+class Unmount:
+    volume: VolumeName
+    uid: PodUid
+    kind = "unmount"
+
+
+@dataclass(frozen=True, slots=True)
+class UnmountDevice:
+    volume: VolumeName
+    kind = "unmount device"
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    use: Use
+    kind = "expand"
+
+
+Action = Mount | Unmount | UnmountDevice | Expand
+
+
+def volume_of(action: Action) -> VolumeName:
+    match action:
+        case Mount(use) | Expand(use):
+            return use.volume
+        case Unmount(volume, _) | UnmountDevice(volume):
+            return volume
+
+
+def backoff_key(action: Action) -> tuple[str, str]:
+    match action:
+        case Mount(use):
+            return (action.kind, use.pod.uid)
+        case Unmount(_, uid):
+            return (action.kind, uid)
+        case _:
+            return (action.kind, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step ended. `device` and `pod` say what is certain; `failure` and `step` what went wrong and where."""
+
+    failure: Failure | None = None
+    step: str = ""  # device, pod, expand
+    message: str = ""
+    staged: bool = False  # the device step succeeded (or was not needed)
+    published: bool = False
+    size_bytes: int = 0
+    growth_refused: bool = False
+
+
+@dataclass(slots=True)
+class World:
+    """Everything that the plan looks at."""
+
+    desired: dict[VolumeName, dict[PodUid, Use]] = field(default_factory=dict)
+    actual: dict[VolumeName, ActualVolume] = field(default_factory=dict)
+    held: set[PodUid] = field(default_factory=set)  # their processes still run: nothing of theirs is unmounted
+    in_use_reported: frozenset[str] = frozenset()  # in node.status.volumesInUse, as the server has it
+    attached: frozenset[str] = frozenset()  # in node.status.volumesAttached
+    is_ready: bool = False  # the desired state is complete: unmounting may begin
+
+    def in_use(self) -> frozenset[VolumeName]:
+        """What node.status.volumesInUse must list: attachable, and desired or possibly here."""
+        names = {name for name, uses in self.desired.items() if any(use.is_attachable for use in uses.values())}
+        for name, volume in self.actual.items():
+            if isinstance(volume.source, CsiSource) and not volume.source.is_ephemeral:
+                known = self.desired.get(name)
+                if known is None or any(use.is_attachable for use in known.values()):
+                    names.add(name)
+        return frozenset(names)
+
+    def volumes_of(self, uid: PodUid) -> list[ActualVolume]:
+        """The volumes that are, or may be, mounted for a pod."""
+        return [v for v in self.actual.values() if v.state_of(uid) is not State.ABSENT]
+
+
+def settle(world: World, action: Action, outcome: Outcome, now: float) -> None:
+    """Take the outcome of a step into the actual state."""
+    volume = world.actual.get(volume_of(action))
+    if volume is None:
+        return
+    volume.pending = None
+    key = backoff_key(action)
+    if outcome.failure is None:
+        volume.backoffs.pop(key, None)
+    else:
+        backoff = volume.backoffs.setdefault(key, Backoff())
+        backoff.failures += 1
+        delay_s: float = min(BACKOFF_START_S * 2.0 ** min(backoff.failures - 1, 20), BACKOFF_MAX_S)
+        backoff.until = now + delay_s
+        backoff.message = outcome.message
+    match action:
+        case Mount(use):
+            _settle_mount(volume, use, outcome, now)
+        case Unmount(_, uid):
+            if outcome.failure is None:
+                volume.pods.pop(uid, None)
+            elif uid in volume.pods:
+                volume.pods[uid].state = State.UNCERTAIN
+        case UnmountDevice():
+            volume.device = State.ABSENT if outcome.failure is None else State.UNCERTAIN
+            volume.device_is_reconstructed &= outcome.failure is not None
+        case Expand():
+            volume.size_bytes = max(volume.size_bytes, outcome.size_bytes)
+            volume.growth_refused |= outcome.growth_refused
+
+
+def _settle_mount(volume: ActualVolume, use: Use, outcome: Outcome, now: float) -> None:
+    pod = volume.pods.setdefault(use.pod.uid, ActualPod())
+    if outcome.staged:
+        volume.device, volume.device_is_reconstructed = State.MOUNTED, False
+        volume.source = use.source
+    volume.growth_refused |= outcome.growth_refused
+    if outcome.published:
+        pod.state, pod.is_reconstructed, pod.published_at = State.MOUNTED, False, now
+        volume.size_bytes = max(volume.size_bytes, outcome.size_bytes)
+    elif outcome.failure is Failure.UNCERTAIN:
+        if outcome.step == "device":
+            volume.device = State.UNCERTAIN if volume.device is State.ABSENT else volume.device
+        elif pod.state is State.ABSENT:
+            pod.state = State.UNCERTAIN
+    elif outcome.failure is Failure.FINAL:
+        if outcome.step == "device" and volume.device is State.UNCERTAIN and not volume.device_is_reconstructed:
+            volume.device = State.ABSENT
+        elif outcome.step == "pod" and pod.state is State.UNCERTAIN and not pod.is_reconstructed:
+            pod.state = State.ABSENT
+    if pod.state is State.MOUNTED and outcome.failure is not None:
+        pod.published_at = now  # a failed republish waits its turn and leaves the mount alone
+    if pod.state is State.ABSENT:
+        del volume.pods[use.pod.uid]
