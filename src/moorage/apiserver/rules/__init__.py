@@ -7,12 +7,40 @@ Start reading at: `rules_for`.
 
 from functools import lru_cache
 
+from moorage.apiserver.rules import core, pods, storage, volumes
 from moorage.apiserver.rules.base import Rules
 
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, Rules]:
-    return {}
+    return {
+        "persistentvolumes": volumes.VOLUME,
+        "persistentvolumeclaims": volumes.CLAIM,
+        "storageclasses.storage.k8s.io": storage.CLASS,
+        "volumeattachments.storage.k8s.io": storage.ATTACHMENT,
+        "csidrivers.storage.k8s.io": storage.DRIVER,
+        "csinodes.storage.k8s.io": storage.CSI_NODE,
+        "csistoragecapacities.storage.k8s.io": storage.CAPACITY,
+        "volumeattributesclasses.storage.k8s.io": storage.ATTRIBUTES_CLASS,
+        "pods": pods.POD,
+        "namespaces": core.NAMESPACE,
+        "nodes": core.NODE,
+        "secrets": core.SECRET,
+        "configmaps": core.CONFIG_MAP,
+        "services": core.SERVICE,
+        "events": core.EVENT,
+        "leases.coordination.k8s.io": core.LEASE,
+        "priorityclasses.scheduling.k8s.io": core.PRIORITY_CLASS,
+        "deployments.apps": core.WORKLOAD,
+        "replicasets.apps": core.WORKLOAD,
+        "statefulsets.apps": core.WORKLOAD,
+        "daemonsets.apps": core.WORKLOAD,
+        "jobs.batch": core.JOB,
+        "roles.rbac.authorization.k8s.io": core.ROLE,
+        "clusterroles.rbac.authorization.k8s.io": core.ROLE,
+        "rolebindings.rbac.authorization.k8s.io": core.ROLE_BINDING,
+        "clusterrolebindings.rbac.authorization.k8s.io": core.ROLE_BINDING,
+    }
 
 
 _NONE = Rules()

@@ -9,7 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moorage.apiserver.errors import FieldError, duplicate, immutable, invalid_value, not_supported, required
+from moorage.apiserver.errors import (
+    FieldError,
+    duplicate,
+    forbidden_field,
+    immutable,
+    invalid_value,
+    not_supported,
+    required,
+)
+from moorage.apiserver.meta import qualified_problem
+from moorage.errors import InvalidRequest
+from moorage.kube.quantity import Quantity
 
 Object = dict[str, Any]
 
@@ -68,3 +79,45 @@ def not_negative(field: str, value: Any) -> list[FieldError]:
     if isinstance(value, int) and value < 0:
         return [invalid_value(field, value, "must be greater than or equal to 0")]
     return []
+
+
+def quantity_of(field: str, value: Any) -> tuple[Quantity | None, list[FieldError]]:
+    """The quantity, or why the text is none."""
+    try:
+        return Quantity.parse(value), []
+    except InvalidRequest:
+        why = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+        return None, [invalid_value(field, value, why)]
+
+
+_OPERATORS = ("DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn")
+
+
+def check_node_selector(field: str, selector: Object) -> list[FieldError]:
+    """A node selector needs terms, and each requirement a known operator with fitting values."""
+    terms = selector.get("nodeSelectorTerms") or []
+    if not terms:
+        return [required(f"{field}.nodeSelectorTerms", "must have at least one node selector term")]
+    errors: list[FieldError] = []
+    for at, term in enumerate(terms):
+        for part in ("matchExpressions", "matchFields"):
+            for n, one in enumerate(term.get(part) or []):
+                where = f"{field}.nodeSelectorTerms[{at}].{part}[{n}]"
+                errors += _check_requirement(where, one)
+    return errors
+
+
+def _check_requirement(where: str, one: Object) -> list[FieldError]:
+    operator, values = one.get("operator", ""), one.get("values") or []
+    if operator not in _OPERATORS:
+        return [invalid_value(f"{where}.operator", operator, "not a valid selector operator")]
+    if operator in ("In", "NotIn") and not values:
+        return [required(f"{where}.values", "must be specified when `operator` is 'In' or 'NotIn'")]
+    if operator in ("Exists", "DoesNotExist") and values:
+        return [
+            forbidden_field(f"{where}.values", "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
+        ]
+    if operator in ("Gt", "Lt") and len(values) != 1:
+        return [required(f"{where}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'")]
+    problem = qualified_problem(one.get("key", ""))
+    return [invalid_value(f"{where}.key", one.get("key", ""), problem)] if problem else []
