@@ -1,0 +1,65 @@
+"""`moorage controllers`: the cluster-side controllers, by name or all of them, against any Kubernetes API."""
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+import uvloop
+
+from moorage.controllers.context import ControllerOptions
+from moorage.controllers.run import CONTROLLERS, LeaseOptions, Settings, chosen, run
+from moorage.kube.client import Client
+from moorage.kube.config import load
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+app = typer.Typer()
+
+
+@app.command()
+def controllers(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Any of {', '.join(CONTROLLERS)}; all by default.")
+    ] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(help="Kubeconfig file; else KUBECONFIG, else the in-cluster account.")
+    ] = None,
+    leader_election: Annotated[
+        bool, typer.Option("--leader-election", help="Work only while holding a lease, so that several may run.")
+    ] = False,
+    leader_election_namespace: Annotated[str, typer.Option(help="Where the lease is; else our own namespace.")] = "",
+    leader_election_lease_duration: Annotated[float, typer.Option(help="Seconds a lease lasts.")] = 15.0,
+    leader_election_renew_deadline: Annotated[float, typer.Option(help="Seconds to renew it before giving up.")] = 10.0,
+    leader_election_retry_period: Annotated[float, typer.Option(help="Seconds between attempts.")] = 5.0,
+    worker_threads: Annotated[int, typer.Option(help="Objects of one kind worked on at a time.", min=1)] = 10,
+    kube_api_qps: Annotated[float, typer.Option(help="Requests a second; 0 for no limit.", min=0)] = 0.0,
+    kube_api_burst: Annotated[int, typer.Option(help="Requests above that rate at once.", min=0)] = 0,
+    pvclaimbinder_sync_period: Annotated[
+        float, typer.Option(help="Seconds between looks at claims and volumes that are not at rest.", min=0.1)
+    ] = 15.0,
+) -> None:
+    """Run the cluster-side controllers until interrupted."""
+    chosen(names or [])  # a wrong name is told before anything is asked of the API
+    options = ControllerOptions(binder_resync_s=pvclaimbinder_sync_period, workers=worker_threads)
+    lease = LeaseOptions(
+        leader_election,
+        leader_election_namespace,
+        lease_s=leader_election_lease_duration,
+        renew_s=leader_election_renew_deadline,
+        retry_s=leader_election_retry_period,
+    )
+    settings = Settings(tuple(names or ()), options, lease)
+    uvloop.run(_until_stopped(kubeconfig, kube_api_qps, kube_api_burst, settings))
+
+
+async def _until_stopped(kubeconfig: str | None, qps: float, burst: int, settings: Settings) -> None:
+    async with Client(load(kubeconfig), qps=qps, burst=burst, identity="moorage-controllers") as client:
+        working = asyncio.create_task(run(client, settings), name="controllers")
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, working.cancel)
+        try:
+            await working
+        except asyncio.CancelledError:
+            log.info("controllers stopped", reason="signal")
