@@ -59,8 +59,11 @@ def clone_file(source_fd: int, target_fd: int) -> bool:
     return True
 
 
-def copy_sparse(source_fd: int, target_fd: int, progress: Progress | None = None) -> int:
-    """Copy the data and keep the holes; returns how many bytes of data there were."""
+def copy_sparse(source_fd: int, target_fd: int, progress: Progress | None = None, *, share: bool = True) -> int:
+    """Copy the data and keep the holes; returns how many bytes of data there were.
+
+    The kernel may share blocks instead of copying them; without `share` it may not.
+    """
     size = os.fstat(source_fd).st_size
     os.ftruncate(target_fd, size)
     total = min(size, os.fstat(source_fd).st_blocks * 512)
@@ -68,7 +71,8 @@ def copy_sparse(source_fd: int, target_fd: int, progress: Progress | None = None
     for piece in data_ranges(source_fd):
         offset = piece.offset
         while offset < piece.end:
-            step = _copy_range(source_fd, target_fd, offset, min(_CHUNK_BYTES, piece.end - offset))
+            length = min(_CHUNK_BYTES, piece.end - offset)
+            step = _copy_range(source_fd, target_fd, offset, length, share)
             if step == 0:  # the file shrank under us
                 break
             offset += step
@@ -121,11 +125,12 @@ def allocated_bytes(path: str | os.PathLike[str]) -> int:
         raise host_error("stat", os.fspath(path), failed) from failed
 
 
-def _copy_range(source_fd: int, target_fd: int, offset: int, length: int) -> int:
-    try:
-        return os.copy_file_range(source_fd, target_fd, length, offset, offset)
-    except OSError as failed:
-        if failed.errno not in (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            raise
+def _copy_range(source_fd: int, target_fd: int, offset: int, length: int, share: bool) -> int:
+    if share:
+        try:
+            return os.copy_file_range(source_fd, target_fd, length, offset, offset)
+        except OSError as failed:
+            if failed.errno not in (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
     block = os.pread(source_fd, min(length, 1024 * 1024), offset)
     return os.pwrite(target_fd, block, offset) if block else 0

@@ -1,0 +1,92 @@
+"""btrfs subvolumes and their size limits.
+
+Owns: the ioctls that make, snapshot, limit and destroy subvolumes.
+May not touch: pools. Functions raise OSError; callers say what it means for them.
+Start reading at: `create`, `snapshot`, `limit`.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+
+from moorage.host.mountinfo import mount_containing
+
+_SUBVOL_CREATE = 0x5000940E
+_SNAP_DESTROY = 0x5000940F
+_SNAP_CREATE_V2 = 0x50009417
+_QUOTA_CTL = 0xC0109428
+_QGROUP_LIMIT = 0x8030942B
+_INO_LOOKUP = 0xD0009412
+_SUBVOL_SETFLAGS = 0x4008941A
+_QUOTA_ENABLE = 1
+_LIMIT_MAX_RFER = 1
+_VOL_ARGS = struct.Struct("=q4088s")
+_VOL_ARGS_V2 = struct.Struct("=qQQ4Q4040s")
+_LIMIT_ARGS = struct.Struct("=QQQQQQ")
+_FIRST_INODE = 256
+
+
+def is_btrfs(path: str) -> bool:
+    """Whether a path lies on btrfs."""
+    return mount_containing(path).fstype == "btrfs"
+
+
+def is_subvolume(path: str) -> bool:
+    """Whether a directory is the root of a btrfs subvolume."""
+    found = os.lstat(path)
+    if found.st_ino != _FIRST_INODE or not stat.S_ISDIR(found.st_mode):
+        return False
+    # Other filesystems have an inode 256 too; there a parent shares the device number.
+    return os.lstat(os.path.dirname(os.path.abspath(path))).st_dev != found.st_dev
+
+
+def create(path: str) -> None:
+    """A new, empty subvolume at `path`."""
+    _on_parent(path, _SUBVOL_CREATE, _VOL_ARGS.pack(0, os.fsencode(os.path.basename(path))))
+
+
+def snapshot(source: str, target: str) -> None:
+    """A writable snapshot of the subvolume `source` at `target`: one moment, no copying."""
+    source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        name = os.fsencode(os.path.basename(target))
+        _on_parent(target, _SNAP_CREATE_V2, _VOL_ARGS_V2.pack(source_fd, 0, 0, 0, 0, 0, 0, name))
+    finally:
+        os.close(source_fd)
+
+
+def destroy(path: str) -> None:
+    """Remove a subvolume with all that is in it; its blocks are freed in the background."""
+    _on_parent(path, _SNAP_DESTROY, _VOL_ARGS.pack(0, os.fsencode(os.path.basename(path))))
+
+
+def enable_quota(path: str) -> None:
+    """Switch qgroups on for the filesystem that holds `path`; on already is fine."""
+    try:
+        _on(path, _QUOTA_CTL, struct.pack("=QQ", _QUOTA_ENABLE, 0))
+    except OSError as failed:
+        if failed.errno not in (errno.EEXIST, errno.EINPROGRESS):
+            raise
+
+
+def limit(path: str, size_bytes: int) -> None:
+    """Let the subvolume at `path` refer to at most `size_bytes` of data."""
+    request = _LIMIT_ARGS.pack(0, _LIMIT_MAX_RFER, size_bytes, 0, 0, 0)
+    _on(path, _QGROUP_LIMIT, request)
+
+
+def _on_parent(path: str, request: int, argument: bytes) -> None:
+    if len(os.fsencode(os.path.basename(path))) > 255:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+    _on(os.path.dirname(os.path.abspath(path)), request, argument)
+
+
+def _on(path: str, request: int, argument: bytes) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # A mutable buffer: some of these are larger than what ioctl copies for bytes.
+        fcntl.ioctl(fd, request, bytearray(argument), True)
+    finally:
+        os.close(fd)

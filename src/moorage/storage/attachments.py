@@ -1,0 +1,387 @@
+"""Attachments: which node may use a volume of a shared pool, with fencing tokens.
+
+Owns: `volumes/<id>/attach/` and `nodes/`. The state of a volume's attachments is the file with the
+highest number in its `attach` directory. A change writes the next number with link(2), which fails
+when that number exists: compare-and-swap without locks, on any filesystem with atomic links, safe
+against kill -9 at every step. The number is the fencing token, so tokens only grow.
+May not touch: mounts and devices; a node verifies its token and acts on that.
+Start reading at: `Attachments.attach`, `_Cas.swap`.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from moorage.log import get_logger
+from moorage.storage.context import Context
+from moorage.storage.errors import (
+    AttachedDifferently,
+    AttachedElsewhere,
+    Busy,
+    DamagedRecord,
+    Fenced,
+    InvalidValue,
+    LimitReached,
+    NodeNotFound,
+    VolumeInUse,
+    VolumeNotFound,
+)
+from moorage.storage.failpoints import reached
+from moorage.storage.ids import VolumeId, id_from, is_volume_id
+from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
+from moorage.storage.model import Attachment
+
+log = get_logger(__name__)
+
+DIRECTORY = "attach"
+_KEPT = 2
+_ATTEMPTS = 1000
+_MULTI_NODE = "MULTI_NODE_"
+_READERS = ("MULTI_NODE_READER_ONLY", "SINGLE_NODE_READER_ONLY")
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    token: int
+    readonly: bool
+    mode: str
+
+
+class _State(msgspec.Struct, frozen=True):
+    """One generation. `nonce` tells a writer whether a link that seemed to fail was its own."""
+
+    nodes: dict[str, _Entry] = {}
+    nonce: str = ""
+    sealed: bool = False
+
+
+class _Node(msgspec.Struct, frozen=True):
+    node_id: str
+    limit: int = 0
+
+
+T = TypeVar("T")
+
+
+class Attachments:
+    """The attachments of one shared pool."""
+
+    def __init__(self, context: Context, volume_directory: Callable[[str], str]) -> None:
+        self._context = context
+        self._layout = context.layout
+        self._volume_directory = volume_directory
+
+    # --- nodes -----------------------------------------------------------------------------
+
+    def register_node(self, node_id: str, limit: int = 0) -> None:
+        """Make a node known, with the most volumes it may have (0: no limit)."""
+        if limit < 0:
+            raise InvalidValue("limit", f"{limit} is negative")
+        directory = self._node_directory(node_id)
+        wanted = _Node(node_id, limit)
+        with self._layout.translated(f"register node {node_id}"):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            path = os.path.join(directory, "node.json")
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                if msgspec.json.decode(read_file(path), type=_Node) == wanted:
+                    return
+            replace_file(path, msgspec.json.encode(wanted))
+            self._layout.sync(self._layout.nodes)
+
+    def forget_node(self, node_id: str) -> None:
+        """A node is gone for good; its attachments stay until they are detached."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._node_directory(node_id), "node.json"))
+
+    def nodes(self) -> Mapping[str, int]:
+        """The known nodes and their limits."""
+        found = {}
+        with self._layout.translated("list nodes"):
+            for name in sorted(os.listdir(self._layout.nodes)):
+                path = os.path.join(self._layout.nodes, name, "node.json")
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+                    node = msgspec.json.decode(read_file(path), type=_Node)
+                    found[node.node_id] = node.limit
+        return found
+
+    def _node_directory(self, node_id: str) -> str:
+        return os.path.join(self._layout.nodes, id_from(node_id, field="node_id"))
+
+    def _node(self, node_id: str) -> _Node:
+        try:
+            raw = read_file(os.path.join(self._node_directory(node_id), "node.json"))
+        except FileNotFoundError:
+            raise NodeNotFound(node_id, self._context.config.name) from None
+        try:
+            return msgspec.json.decode(raw, type=_Node)
+        except msgspec.DecodeError as failed:
+            raise DamagedRecord(self._node_directory(node_id), str(failed)) from failed
+
+    # --- attaching -------------------------------------------------------------------------
+
+    def attach(self, volume_id: str, node_id: str, mode: str, readonly: bool = False) -> Attachment:
+        """Give a volume to a node; the same again gives the same token."""
+        self._check_volume(volume_id)
+        node = self._node(node_id)
+        entry: _Entry | None = None
+
+        def change(token: int, state: _State) -> _State | None:
+            nonlocal entry
+            if state.sealed:
+                raise VolumeInUse(f"volume {volume_id} is being deleted")
+            held = state.nodes.get(node_id)
+            if held is not None:
+                if (held.mode, held.readonly) != (mode, readonly):
+                    raise AttachedDifferently(
+                        f"volume {volume_id} is attached to node {node_id} as {_shown(held.mode, held.readonly)}, "
+                        f"not as {_shown(mode, readonly)}"
+                    )
+                entry = held
+                return None
+            _check_others(volume_id, mode, readonly, state)
+            entry = _Entry(token, readonly, mode)
+            return _State({**state.nodes, node_id: entry}, secrets.token_hex(8))
+
+        with self._layout.translated(f"attach volume {volume_id}"):
+            self._mark(node, volume_id)
+            try:
+                self._cas(volume_id).swap(change)
+            except BaseException:
+                self._unmark_if_detached(node_id, volume_id)
+                raise
+        if entry is None:
+            raise Busy(f"volume {volume_id}: the attachment was not decided; try again")
+        log.info("attached", volume=volume_id, node=node_id, token=entry.token)
+        return Attachment(VolumeId(volume_id), node_id, entry.token, entry.readonly, entry.mode)
+
+    def detach(self, volume_id: str, node_id: str = "") -> bool:
+        """Take a volume back from a node, or from all; False when there was nothing to take."""
+        if not is_volume_id(volume_id) or not os.path.isdir(self._volume_directory(volume_id)):
+            self._layout.check_present()
+            return False
+        taken: list[str] = []
+
+        def change(token: int, state: _State) -> _State | None:
+            taken[:] = [node_id] if node_id in state.nodes else [] if node_id else list(state.nodes)
+            if not taken:
+                return None
+            kept = {node: entry for node, entry in state.nodes.items() if node not in taken}
+            return _State(kept, secrets.token_hex(8))
+
+        with self._layout.translated(f"detach volume {volume_id}"):
+            self._cas(volume_id).swap(change)
+            for node in taken or ([node_id] if node_id else []):
+                self._unmark_if_detached(node, volume_id)
+        if taken:
+            log.info("detached", volume=volume_id, nodes=",".join(taken))
+        return bool(taken)
+
+    def seal(self, volume_id: str) -> None:
+        """Before a deletion: refuse if anybody has the volume, and let nobody have it from now on."""
+
+        def change(token: int, state: _State) -> _State | None:
+            if state.nodes:
+                raise VolumeInUse(f"volume {volume_id} is attached to {', '.join(sorted(state.nodes))}")
+            return None if state.sealed else _State({}, secrets.token_hex(8), sealed=True)
+
+        self._cas(volume_id).swap(change)
+
+    def unseal(self, volume_id: str) -> None:
+        """After an undeletion: the volume can be attached again."""
+
+        def change(token: int, state: _State) -> _State | None:
+            return _State({}, secrets.token_hex(8)) if state.sealed else None
+
+        self._cas(volume_id).swap(change)
+
+    def attachments(self, volume_id: str) -> list[Attachment]:
+        """Who has the volume now."""
+        self._check_volume(volume_id)
+        with self._layout.translated(f"read attachments of {volume_id}"):
+            _, state = self._cas(volume_id).read()
+        return [
+            Attachment(VolumeId(volume_id), node, entry.token, entry.readonly, entry.mode)
+            for node, entry in sorted(state.nodes.items())
+        ]
+
+    def verify(self, volume_id: str, node_id: str, token: int) -> Attachment:
+        """The node's attachment, if the token is its present one."""
+        for held in self.attachments(volume_id):
+            if held.node_id == node_id:
+                if held.token == token:
+                    return held
+                raise Fenced(
+                    f"volume {volume_id}: node {node_id} came with token {token}, its attachment has {held.token}"
+                )
+        raise Fenced(f"volume {volume_id} is not attached to node {node_id}")
+
+    def _check_volume(self, volume_id: str) -> None:
+        if not is_volume_id(volume_id) or not os.path.isdir(self._volume_directory(volume_id)):
+            self._layout.check_present()
+            raise VolumeNotFound(volume_id, self._context.config.name)
+
+    def _cas(self, volume_id: str) -> "_Cas":
+        return _Cas(os.path.join(self._volume_directory(volume_id), DIRECTORY))
+
+    # --- the limit -------------------------------------------------------------------------
+
+    def _mark(self, node: _Node, volume_id: str) -> None:
+        """Count the volume for the node before it is attached: two callers at once may both be
+        refused, but never both pass."""
+        directory = self._node_directory(node.node_id)
+        path = os.path.join(directory, volume_id)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        if not node.limit:
+            return
+        marks = [name for name in os.listdir(directory) if is_volume_id(name) and name != "node.json"]
+        if len(marks) > node.limit:
+            marks = [name for name in marks if name == volume_id or not self._forgotten(node.node_id, name)]
+        if len(marks) > node.limit and not self._is_attached(node.node_id, volume_id):
+            self._unmark_if_detached(node.node_id, volume_id)
+            raise LimitReached(f"node {node.node_id} has {node.limit} volumes attached, which is its limit")
+
+    def _forgotten(self, node_id: str, volume_id: str) -> bool:
+        """Remove a mark that a killed attach left behind."""
+        if self._is_attached(node_id, volume_id):
+            return False
+        path = os.path.join(self._node_directory(node_id), volume_id)
+        with contextlib.suppress(FileNotFoundError):
+            # A young mark may belong to an attach that is running in another process.
+            if time.time() - os.stat(path).st_mtime < 60:
+                return False
+            os.unlink(path)
+        return True
+
+    def _unmark_if_detached(self, node_id: str, volume_id: str) -> None:
+        if not self._is_attached(node_id, volume_id):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._node_directory(node_id), volume_id))
+
+    def _is_attached(self, node_id: str, volume_id: str) -> bool:
+        _, state = self._cas(volume_id).read()
+        return node_id in state.nodes
+
+
+class _Cas:
+    """The numbered states of one volume."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def read(self) -> tuple[int, _State]:
+        """The latest number and state; 0 and empty when there was never one."""
+        for _ in range(_ATTEMPTS):
+            number = self._latest()
+            if number == 0:
+                return 0, _State()
+            path = os.path.join(self._directory, str(number))
+            try:
+                raw = read_file(path)
+            except FileNotFoundError:  # two generations passed while we looked
+                continue
+            try:
+                return number, msgspec.json.decode(raw, type=_State)
+            except msgspec.DecodeError as failed:
+                raise DamagedRecord(path, str(failed)) from failed
+        raise Busy(f"{self._directory} changes too fast to be read; try again")
+
+    def swap(self, change: Callable[[int, _State], _State | None]) -> None:
+        """Apply a change to the latest state, again until nobody was in between.
+
+        `change` gets the number that its result would have and the state before; None means that
+        there is nothing to do.
+        """
+        for attempt in range(_ATTEMPTS):
+            number, state = self.read()
+            wanted = change(number + 1, state)
+            if wanted is None or self._try(number + 1, wanted):
+                return
+            time.sleep(min(0.05, secrets.randbelow(1000) / 1e6 * (attempt + 1)))
+        raise Busy(f"{self._directory}: too many others change it; try again")
+
+    def _try(self, number: int, wanted: _State) -> bool:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._directory, 0o700)
+            fsync_path(os.path.dirname(self._directory))
+        draft = os.path.join(self._directory, f".{wanted.nonce}")
+        place = os.path.join(self._directory, str(number))
+        write_file(draft, msgspec.json.encode(wanted))
+        reached("attach.written")
+        try:
+            os.link(draft, place)
+        except FileExistsError:
+            # Over a network, the answer to a successful link can be lost and its repetition fail.
+            if not self._is_ours(place, wanted):
+                os.unlink(draft)
+                return False
+        reached("attach.linked")
+        os.unlink(draft)
+        # A number that was cleaned up long ago can be linked again; the latest one decides.
+        if self._latest() != number and not self._was_followed(number):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place)
+            return False
+        fsync_path(self._directory)
+        self._clean(number)
+        return True
+
+    def _was_followed(self, number: int) -> bool:
+        """Whether the states after ours were built on it: they are if none is missing in between."""
+        numbers = self._numbers()
+        return bool(numbers) and number in numbers and number >= max(numbers) - _KEPT
+
+    def _is_ours(self, place: str, wanted: _State) -> bool:
+        try:
+            return msgspec.json.decode(read_file(place), type=_State).nonce == wanted.nonce
+        except (FileNotFoundError, msgspec.DecodeError):
+            return False
+
+    def _latest(self) -> int:
+        return max(self._numbers(), default=0)
+
+    def _numbers(self) -> set[int]:
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return set()
+        except OSError as failed:
+            if failed.errno == errno.ENOTDIR:
+                raise DamagedRecord(self._directory, "it is not a directory") from failed
+            raise
+        return {int(name) for name in names if name.isascii() and name.isdigit()}
+
+    def _clean(self, number: int) -> None:
+        """Remove old generations, and drafts of the dead."""
+        for name in os.listdir(self._directory):
+            path = os.path.join(self._directory, name)
+            with contextlib.suppress(FileNotFoundError):
+                is_old = name.isdigit() and int(name) < number - _KEPT
+                is_draft = name.startswith(".") and time.time() - os.stat(path).st_mtime > 3600
+                if is_old or is_draft:
+                    os.unlink(path)
+
+
+def _check_others(volume_id: str, mode: str, readonly: bool, state: _State) -> None:
+    """Refuse what the others' attachments do not allow."""
+    for node, held in state.nodes.items():
+        if not mode.startswith(_MULTI_NODE) or not held.mode.startswith(_MULTI_NODE):
+            raise AttachedElsewhere(f"volume {volume_id} is attached to node {node} as {held.mode}")
+        writes, held_writes = _writes(mode, readonly), _writes(held.mode, held.readonly)
+        single = "MULTI_NODE_SINGLE_WRITER" in (mode, held.mode)
+        if writes and held_writes and single:
+            raise AttachedElsewhere(f"volume {volume_id} is attached to node {node}, which writes to it")
+
+
+def _writes(mode: str, readonly: bool) -> bool:
+    return not readonly and mode not in _READERS
+
+
+def _shown(mode: str, readonly: bool) -> str:
+    return f"{mode}{' read-only' if readonly else ''}"

@@ -1,0 +1,58 @@
+"""What the parts of one open pool share.
+
+Owns: the bundle of configuration, directories, ledger and locks; no behaviour of its own.
+May not touch: volumes and snapshots; the modules that do, take a `Context`.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from moorage.storage.layout import Layout
+from moorage.storage.ledger import Ledger
+from moorage.storage.model import PoolConfig
+
+
+class KeyedLocks:
+    """A lock for each key that somebody holds or waits for; nothing for all the others."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def held(self, key: str) -> Iterator[None]:
+        with self._guard:
+            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, users + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._guard:
+                lock, users = self._locks[key]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = (lock, users - 1)
+
+
+@dataclass(slots=True)
+class Context:
+    """One open pool. `make_room` frees trash until so many bytes are free, oldest first."""
+
+    config: PoolConfig
+    layout: Layout
+    ledger: Ledger
+    fstype: str
+    copies_by_reflink: bool
+    names: KeyedLocks = field(default_factory=KeyedLocks)
+    now_ns: Callable[[], int] = time.time_ns
+    make_room: Callable[[int], None] = lambda _: None
+    changed_by_guest: Callable[[], None] = lambda: None
+
+    @property
+    def is_btrfs(self) -> bool:
+        return self.fstype == "btrfs"

@@ -1,0 +1,131 @@
+"""Signs of trouble: what is adverse about a volume or a pool, each with a reason.
+
+Owns: the reasons and when they hold. An entry stands as long as its cause does.
+`volume_signs` and `pool_signs` are what the pool itself shows; `node_signs` is what the kernel of the
+node shows about a volume that is attached here.
+May not touch: anything; signs are read.
+Start reading at: `volume_signs`, `node_signs`.
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+
+from moorage.host import filesystems, loop, mountinfo
+from moorage.host.loop import LoopDevice
+from moorage.host.mountinfo import Mount
+from moorage.host.mounts import is_corrupted
+from moorage.host.probe import probe_known
+from moorage.storage.model import Capacity, HealthEntry, HealthStatus, Kind, Volume
+
+DEGRADED, INACCESSIBLE, DATA_LOSS = HealthStatus.DEGRADED, HealthStatus.INACCESSIBLE, HealthStatus.DATA_LOSS
+
+
+def volume_signs(volume: Volume) -> list[HealthEntry]:
+    """What the pool shows: the data missing, of the wrong type or cut short, the size not enforced."""
+    try:
+        found = os.lstat(volume.data)
+    except FileNotFoundError:
+        return [HealthEntry(DATA_LOSS, "DataMissing", f"{volume.data} does not exist")]
+    except OSError as failed:
+        return [HealthEntry(INACCESSIBLE, "DataUnreadable", f"{volume.data}: {failed.strerror}")]
+    if volume.kind is Kind.DIRECTORY:
+        return _directory_signs(volume, found)
+    if not stat.S_ISREG(found.st_mode):
+        return [HealthEntry(DATA_LOSS, "DataMissing", f"{volume.data} is not a regular file")]
+    if found.st_size < volume.size_bytes:
+        missing = volume.size_bytes - found.st_size
+        return [HealthEntry(DATA_LOSS, "ImageTruncated", f"{volume.data} is {missing} bytes too short")]
+    return []
+
+
+def _directory_signs(volume: Volume, found: os.stat_result) -> list[HealthEntry]:
+    if not stat.S_ISDIR(found.st_mode):
+        return [HealthEntry(DATA_LOSS, "DataMissing", f"{volume.data} is not a directory")]
+    if not volume.size_enforced:
+        return [
+            HealthEntry(
+                DEGRADED,
+                "SizeNotEnforced",
+                f"size not enforced: the pool's filesystem has no quota that holds it to {volume.size_bytes} bytes",
+            )
+        ]
+    return []
+
+
+def pool_signs(name: str, space: Capacity) -> list[HealthEntry]:
+    """What the room in the pool says."""
+    if space.free_bytes < space.reserve_bytes:
+        return [
+            HealthEntry(
+                DEGRADED,
+                "PoolNearlyFull",
+                f"pool {name} has {space.free_bytes} bytes free, less than its reserve of {space.reserve_bytes}",
+            )
+        ]
+    return []
+
+
+def node_signs(volume: Volume, wants_direct_io: bool = True) -> list[HealthEntry]:
+    """What this node's kernel shows about a volume in use here."""
+    if volume.kind is not Kind.IMAGE:
+        return []
+    entries: list[HealthEntry] = []
+    table = mountinfo.mounts()
+    for device in loop.find(volume.data) or _orphans(volume):
+        entries += _device_signs(volume, device, wants_direct_io)
+        entries += _mount_signs(device, mountinfo.mounts_of_device(device.device, table))
+    return _unique(entries)
+
+
+def _orphans(volume: Volume) -> list[LoopDevice]:
+    """Loop devices whose file was this volume's and has been deleted or replaced."""
+    path = os.path.realpath(volume.data)
+    return [device for device in loop.attached(os.path.dirname(path)) if device.backing_file == path]
+
+
+def _device_signs(volume: Volume, device: LoopDevice, wants_direct_io: bool) -> list[HealthEntry]:
+    entries = []
+    if device.is_deleted:
+        entries.append(
+            HealthEntry(
+                DATA_LOSS, "BackingFileDeleted", f"{device.path} points at a deleted file: {device.backing_file}"
+            )
+        )
+    if wants_direct_io and not device.direct_io:
+        entries.append(HealthEntry(DEGRADED, "DirectIOLost", f"{device.path} caches twice: it runs without direct I/O"))
+    if volume.filesystem:
+        content = probe_known(device.path)
+        if content is not None and content.has_errors:
+            entries.append(
+                HealthEntry(
+                    DEGRADED, "FilesystemErrors", f"the {content.fstype} on {device.path} marked itself damaged"
+                )
+            )
+    return entries
+
+
+def _mount_signs(device: LoopDevice, mounts: Sequence[Mount]) -> list[HealthEntry]:
+    entries = []
+    errors = filesystems.ext4_errors(device.path)
+    if errors:
+        entries.append(
+            HealthEntry(DEGRADED, "FilesystemErrors", f"the kernel counted {errors} errors on {device.path}")
+        )
+    for mount in mounts:
+        # The whole filesystem went read-only, not just one read-only bind of it.
+        if "ro" in mount.super_options and "ro" not in mount.options and not device.read_only:
+            entries.append(
+                HealthEntry(INACCESSIBLE, "RemountedReadOnly", f"{mount.target} was remounted read-only after an error")
+            )
+        if is_corrupted(mount.target):
+            entries.append(HealthEntry(INACCESSIBLE, "MountCorrupted", f"{mount.target} does not answer"))
+    return entries
+
+
+def _unique(entries: Sequence[HealthEntry]) -> list[HealthEntry]:
+    """One entry for each status and reason; the first message stays."""
+    found: dict[tuple[str, str], HealthEntry] = {}
+    for entry in entries:
+        found.setdefault((entry.status, entry.reason), entry)
+    return list(found.values())

@@ -1,0 +1,168 @@
+"""The trash: what was deleted, until it is reclaimed or comes back.
+
+Owns: `trash/`, the order of reclaiming (oldest first), and undelete.
+An entry is named `<deleted at, ns>-<volume|snapshot|group>-<id>`, so the names sort by age. Reclaiming
+first renames an entry into tmp/, so what can be undeleted is always whole.
+May not touch: living volumes and snapshots, except to put one back.
+Start reading at: `Trash.put`, `Trash.sweep`, `Trash.undelete`.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+
+from moorage.log import get_logger
+from moorage.storage import mutable, snapshots, volumes
+from moorage.storage.context import Context
+from moorage.storage.errors import DamagedRecord, InvalidValue, NameTaken, NotInTrash
+from moorage.storage.failpoints import reached
+from moorage.storage.layout import read_record
+from moorage.storage.model import Trashed
+from moorage.storage.records import GroupRecord, SnapshotRecord, VolumeRecord, decoded
+from moorage.storage.trees import remove_tree, tree_bytes
+
+log = get_logger(__name__)
+
+KINDS = ("volume", "snapshot", "group")
+
+
+class Trash:
+    """The trash of one pool."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._layout = context.layout
+
+    def put(self, what: str, ident: str, directory: str, promised: int) -> None:
+        """Move a deleted object here; after this returns it is gone, also after a power loss."""
+        deleted = self._context.now_ns()
+        entry = f"{deleted:020d}-{what}-{ident}"
+        target = os.path.join(self._layout.trash, entry)
+        allocated = tree_bytes(directory)
+        self._layout.move(directory, target)
+        self._context.ledger.changed(promised=-promised, allocated=-allocated, reclaimable=allocated)
+        self._context.changed_by_guest()
+
+    def entries(self) -> list[str]:
+        """The names of the entries, oldest first."""
+        with self._layout.translated("list trash"):
+            return sorted(name for name in os.listdir(self._layout.trash) if _parsed(name) is not None)
+
+    def listed(self) -> list[Trashed]:
+        """What could be undeleted, oldest first."""
+        return list(self._described())
+
+    def _described(self) -> Iterator[Trashed]:
+        for entry in self.entries():
+            parsed = _parsed(entry)
+            path = os.path.join(self._layout.trash, entry)
+            if parsed is None or not os.path.isdir(path):  # reclaimed meanwhile
+                continue
+            deleted, what, ident = parsed
+            name, retention_s = self._name_and_retention(path, what, ident)
+            expires = deleted + int(retention_s * 1e9)
+            yield Trashed(entry, what, ident, name, deleted, expires, tree_bytes(path))
+
+    def _name_and_retention(self, path: str, what: str, ident: str) -> tuple[str, float]:
+        """The caller's name, and how long the entry is kept; a damaged record keeps the default."""
+        default = self._context.config.trash_retention_s
+        with contextlib.suppress(DamagedRecord, OSError, InvalidValue):
+            if what == "volume":
+                record = decoded(read_record(path, volumes.RECORD), VolumeRecord, path, ident)
+                own = mutable.Settings.of(record.mutable).trash_retention_s
+                if record.ephemeral:
+                    own = 0.0
+                return record.name, default if own is None else own
+            if what == "snapshot":
+                raw = read_record(path, snapshots.RECORD)
+                return decoded(raw, SnapshotRecord, path, ident).name, default
+            raw = read_record(path, snapshots.GROUP_RECORD)
+            return decoded(raw, GroupRecord, path, ident).name, default
+        return ident, default
+
+    def sweep(self) -> int:
+        """Reclaim every entry whose time is over; returns how many."""
+        now = self._context.now_ns()
+        count = 0
+        for item in self._described():
+            if item.expires_ns <= now:
+                self.reclaim(item.entry)
+                count += 1
+        return count
+
+    def reclaim(self, entry: str) -> None:
+        """Give an entry's space back."""
+        path = os.path.join(self._layout.trash, entry)
+        doomed = os.path.join(self._layout.tmp, f"reclaim-{secrets.token_hex(8)}")
+        try:
+            allocated = tree_bytes(path)
+            os.rename(path, doomed)
+        except FileNotFoundError:  # another process was faster
+            return
+        reached("reclaim.renamed")
+        remove_tree(doomed)
+        self._context.ledger.changed(reclaimable=-allocated)
+        log.info("reclaimed", entry=entry, pool=self._context.config.name, bytes=allocated)
+
+    def make_room(self, needed: int) -> None:
+        """Reclaim, oldest first, until so many bytes are free above the reserve or nothing is left."""
+        for entry in self.entries():
+            found = self._context.ledger.space()
+            reserve = int(found.total_bytes * self._context.config.reserve_fraction)
+            if found.available_bytes - reserve >= needed:
+                return
+            log.info("trash is reclaimed early", entry=entry, needed=needed, free=found.available_bytes)
+            self.reclaim(entry)
+
+    def undelete(self, ident: str, what: str = "volume") -> str:
+        """Put the youngest deleted object with this id (or caller's name) back; returns its id."""
+        if what not in KINDS:
+            raise InvalidValue("what", f"{what!r} is none of {', '.join(KINDS)}")
+        for item in reversed(self.listed()):
+            if item.what == what and ident in (item.id, item.name):
+                self._restore(item)
+                return item.id
+        raise NotInTrash(ident, self._context.config.name)
+
+    def _restore(self, item: Trashed) -> None:
+        source = os.path.join(self._layout.trash, item.entry)
+        homes = {
+            "volume": self._layout.volumes,
+            "snapshot": self._layout.snapshots,
+            "group": self._layout.groups,
+        }
+        target = os.path.join(homes[item.what], item.id)
+        promised = self._promised(source, item)
+        with (
+            self._context.names.held(f"{item.what} {item.id}"),
+            self._layout.translated(f"undelete {item.what} {item.id}"),
+            self._context.ledger.reserved(promised, f"undelete {item.what} {item.id}"),
+        ):
+            try:
+                self._layout.move(source, target)
+            except OSError as failed:
+                if failed.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise NameTaken(item.what, item.name, "it was made anew since the deletion") from failed
+                if failed.errno == errno.ENOENT:
+                    raise NotInTrash(item.id, self._context.config.name) from failed
+                raise
+        self._context.ledger.changed(allocated=item.allocated_bytes, reclaimable=-item.allocated_bytes)
+        self._context.changed_by_guest()
+        log.info("undeleted", what=item.what, id=item.id, name=item.name)
+
+    def _promised(self, path: str, item: Trashed) -> int:
+        if item.what == "volume":
+            return decoded(read_record(path, volumes.RECORD), VolumeRecord, path, item.id).size_bytes
+        if item.what == "snapshot":
+            return decoded(read_record(path, snapshots.RECORD), SnapshotRecord, path, item.id).data_bytes
+        return item.allocated_bytes
+
+
+def _parsed(entry: str) -> tuple[int, str, str] | None:
+    stamp, _, rest = entry.partition("-")
+    what, _, ident = rest.partition("-")
+    if not stamp.isdigit() or what not in KINDS or not ident:
+        return None
+    return int(stamp), what, ident

@@ -1,0 +1,52 @@
+"""Who on this machine uses a volume's data, as the kernel says.
+
+Owns: finding loop devices, their mounts and bind mounts for a volume.
+May not touch: any of them.
+Start reading at: `observe`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.host import loop, mountinfo
+from moorage.host.loop import LoopDevice
+from moorage.storage.model import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The loop devices on an image and the places where they, or a directory, are mounted."""
+
+    devices: tuple[LoopDevice, ...] = ()
+    mountpoints: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.devices or self.mountpoints)
+
+    @property
+    def holders(self) -> str:
+        return ", ".join((*(str(device.path) for device in self.devices), *self.mountpoints))
+
+
+def observe(data: Path, kind: Kind) -> Use:
+    """Everything on this machine that holds the data open through the kernel."""
+    if kind is Kind.DIRECTORY:
+        return Use(mountpoints=tuple(mount.target for mount in mountinfo.binds_of(data)))
+    devices = tuple(loop.find(data))
+    if not devices:
+        return Use()
+    table = mountinfo.mounts()
+    # A block device that is bound into a pod shows as devtmpfs: it is not a filesystem of the device.
+    places = tuple(mount.target for device in devices for mount in mountinfo.mounts_of_device(device.device, table))
+    return Use(devices, places)
+
+
+def one_mount_each(use: Use) -> list[str]:
+    """One mount point for each mounted device: enough to freeze its filesystem."""
+    table = mountinfo.mounts()
+    chosen = []
+    for device in use.devices:
+        found = mountinfo.mounts_of_device(device.device, table)
+        if found:
+            chosen.append(found[0].target)
+    return chosen
