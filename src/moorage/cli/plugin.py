@@ -1,0 +1,70 @@
+"""`moorage plugin`: run the CSI plugin in the foreground.
+
+Owns: the flags. What they mean is in `moorage.plugin.settings` and docs/plugin.md.
+"""
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+
+from moorage.errors import UsageError
+from moorage.plugin import run as plugin
+from moorage.plugin.settings import DRIVER_NAME, Settings, fraction_from, pools_from
+from moorage.storage import errors, mutable
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    endpoint: Annotated[str, typer.Option(help="Socket to serve, as unix:///path.", envvar="CSI_ENDPOINT")],
+    node_id: Annotated[str, typer.Option(help="This node's id; unique and stable.")] = "",
+    pool: Annotated[list[str] | None, typer.Option(help="[NAME=]DIR of a pool; may be repeated.")] = None,
+    scope: Annotated[str, typer.Option(help="node: the pool is this node's; shared: all nodes mount it.")] = "node",
+    services: Annotated[str, typer.Option(help="controller,node or one of them.")] = "controller,node",
+    driver_name: Annotated[str, typer.Option(help="Name of the driver.")] = DRIVER_NAME,
+    reserve: Annotated[str, typer.Option(help="Share of a pool that is kept free.")] = "5%",
+    overcommit: Annotated[float, typer.Option(help="How often thin volumes may promise the pool's room.")] = 1.0,
+    trash_retention: Annotated[str, typer.Option(help="How long deleted volumes are kept.")] = "0s",
+    max_volumes_per_node: Annotated[int, typer.Option(help="Attach limit; 0 is none.")] = 0,
+    freeze_limit: Annotated[float, typer.Option(help="Longest freeze of a volume, in seconds.")] = 10.0,
+    stop_grace: Annotated[str, typer.Option(help="How long running operations may take at a stop.")] = "60s",
+    csi_version: Annotated[
+        str, typer.Option(help="1.13 also announces alpha capabilities; their methods answer either way.")
+    ] = "1.12",
+    http_endpoint: Annotated[str, typer.Option(help="HOST:PORT for /metrics and /healthz; empty is none.")] = "",
+) -> None:
+    """Run the CSI plugin until SIGTERM; running operations are let finish."""
+    settings = Settings(
+        endpoint=endpoint,
+        node_id=node_id or os.uname().nodename,
+        pools=pools_from(pool or []),
+        scope=scope,
+        services=frozenset(word.strip() for word in services.split(",") if word.strip()),
+        driver_name=driver_name,
+        reserve_fraction=_fraction("--reserve", reserve),
+        overcommit=overcommit,
+        trash_retention_s=_duration("--trash-retention", trash_retention),
+        max_volumes_per_node=max_volumes_per_node,
+        largest_freeze_s=freeze_limit,
+        stop_grace_s=_duration("--stop-grace", stop_grace),
+        http_endpoint=http_endpoint,
+        csi_version=csi_version,
+    ).checked()
+    asyncio.run(plugin.run(settings))
+
+
+def _fraction(flag: str, text: str) -> float:
+    try:
+        return fraction_from(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def _duration(flag: str, text: str) -> float:
+    try:
+        return mutable.seconds_from(text)
+    except errors.InvalidValue as error:
+        raise UsageError(f"{flag}: {error}") from None

@@ -1,0 +1,46 @@
+"""Controller calls about health (v1.13): what a pool can see of its volumes.
+
+Owns: ControllerGetVolumeHealth and ControllerListVolumeHealth.
+Start reading at: `HealthCalls`.
+"""
+
+from typing import Any
+
+from moorage.csi import csi_pb2 as pb
+from moorage.plugin import wire
+from moorage.plugin.controller_volumes import persistent_pool
+from moorage.plugin.pages import collect
+from moorage.plugin.parts import Parts
+from moorage.storage import VolumeHealth, ids
+
+
+class HealthCalls:
+    """Mixed into the controller service."""
+
+    _parts: Parts
+
+    async def ControllerGetVolumeHealth(
+        self, request: pb.ControllerGetVolumeHealthRequest, context: Any
+    ) -> pb.ControllerGetVolumeHealthResponse:
+        volume_id = wire.required("volume_id", request.volume_id)
+        entries = await self._parts.work.run(lambda: persistent_pool(self._parts, volume_id).health(volume_id))
+        return pb.ControllerGetVolumeHealthResponse(volume_health=wire.health_message(volume_id, entries))
+
+    async def ControllerListVolumeHealth(
+        self, request: pb.ControllerListVolumeHealthRequest, context: Any
+    ) -> pb.ControllerListVolumeHealthResponse:
+        found, token = await self._parts.work.run(_list, self._parts, request.max_entries, request.starting_token)
+        entries = [wire.health_message(each.volume_id, each.entries) for each in found]
+        return pb.ControllerListVolumeHealthResponse(entries=entries, next_token=token)
+
+
+def _list(parts: Parts, max_entries: int, token: str) -> tuple[list[VolumeHealth], str]:
+    """Only volumes that something is wrong with."""
+    found, next_token = collect(
+        parts.pools,
+        lambda pool, after, limit: pool.unhealthy(after=after, limit=limit),
+        lambda health: health.volume_id,
+        max_entries,
+        token,
+    )
+    return [health for health in found if not ids.is_ephemeral(health.volume_id)], next_token

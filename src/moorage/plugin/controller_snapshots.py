@@ -1,0 +1,87 @@
+"""Controller calls on snapshots: create, delete, list, get.
+
+Owns: CSI messages in, domain calls out.
+Start reading at: `SnapshotCalls`.
+"""
+
+from typing import Any
+
+from moorage.csi import csi_pb2 as pb
+from moorage.errors import InvalidRequest
+from moorage.log import get_logger
+from moorage.plugin import wire
+from moorage.plugin.controller_volumes import persistent_pool
+from moorage.plugin.pages import collect
+from moorage.plugin.parameters import SnapshotParameters
+from moorage.plugin.parts import Parts, snapshot_key
+from moorage.plugin.topology import check_snapshot_place
+from moorage.storage import CreateSnapshot, Snapshot, errors, ids
+
+log = get_logger(__name__)
+
+
+class SnapshotCalls:
+    """Mixed into the controller service."""
+
+    _parts: Parts
+
+    async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Any) -> pb.CreateSnapshotResponse:
+        name = wire.required("name", request.name)
+        wire.required("source_volume_id", request.source_volume_id)
+        with self._parts.in_flight.claim("CreateSnapshot", snapshot_key(ids.id_from(name))):
+            snapshot = await self._parts.work.run(_create, self._parts, request)
+        return pb.CreateSnapshotResponse(snapshot=wire.snapshot_message(snapshot, self._parts.settings))
+
+    async def DeleteSnapshot(self, request: pb.DeleteSnapshotRequest, context: Any) -> pb.DeleteSnapshotResponse:
+        snapshot_id = wire.required("snapshot_id", request.snapshot_id)
+        with self._parts.in_flight.claim("DeleteSnapshot", snapshot_key(snapshot_id)):
+            await self._parts.work.run(_delete, self._parts, snapshot_id)
+        return pb.DeleteSnapshotResponse()
+
+    async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Any) -> pb.ListSnapshotsResponse:
+        snapshots, token = await self._parts.work.run(_list, self._parts, request)
+        settings = self._parts.settings
+        entries = [pb.ListSnapshotsResponse.Entry(snapshot=wire.snapshot_message(each, settings)) for each in snapshots]
+        return pb.ListSnapshotsResponse(entries=entries, next_token=token)
+
+    async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Any) -> pb.GetSnapshotResponse:
+        snapshot_id = wire.required("snapshot_id", request.snapshot_id)
+        snapshot = await self._parts.work.run(lambda: self._parts.pool_of_snapshot(snapshot_id).snapshot(snapshot_id))
+        return pb.GetSnapshotResponse(snapshot=wire.snapshot_message(snapshot, self._parts.settings))
+
+
+def _create(parts: Parts, request: pb.CreateSnapshotRequest) -> Snapshot:
+    parameters = SnapshotParameters.parse(request.parameters)
+    pool = persistent_pool(parts, request.source_volume_id)
+    requisite, _ = wire.topologies_from(request.accessibility_requirements)
+    check_snapshot_place(requisite, parts.settings)
+    snapshot_id = ids.id_from(request.name)
+    for other in parts.pools:
+        if other is not pool and other.find_snapshot(snapshot_id) is not None:
+            raise errors.NameTaken("snapshot", request.name, f"it is of another volume, in pool {other.name}")
+    wish = CreateSnapshot(name=request.name, volume_id=request.source_volume_id, in_use=parameters.in_use)
+    snapshot = pool.create_snapshot(wish)
+    log.info("snapshot taken", snapshot=snapshot.id, volume=snapshot.volume_id, copied_by=snapshot.copy_path.value)
+    return snapshot
+
+
+def _delete(parts: Parts, snapshot_id: str) -> None:
+    for pool in parts.pools:
+        if pool.delete_snapshot(snapshot_id):
+            log.info("snapshot deleted", snapshot=snapshot_id, pool=pool.name)
+
+
+def _list(parts: Parts, request: pb.ListSnapshotsRequest) -> tuple[list[Snapshot], str]:
+    """A filter that matches nothing is an empty list."""
+    if request.snapshot_id:
+        if request.max_entries < 0:
+            raise InvalidRequest(f"max_entries is {request.max_entries}; it must not be negative")
+        found = [pool.find_snapshot(request.snapshot_id) for pool in parts.pools]
+        return [each for each in found if each is not None and request.source_volume_id in ("", each.volume_id)], ""
+    return collect(
+        parts.pools,
+        lambda pool, after, limit: pool.snapshots(after=after, limit=limit, volume_id=request.source_volume_id),
+        lambda snapshot: snapshot.id,
+        request.max_entries,
+        request.starting_token,
+    )

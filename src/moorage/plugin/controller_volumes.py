@@ -1,0 +1,214 @@
+"""Controller calls on volumes: create, delete, list, validate, expand, modify, capacity.
+
+Owns: CSI messages in, domain calls out.
+Start reading at: `VolumeCalls`.
+"""
+
+from typing import Any
+
+from moorage.csi import csi_pb2 as pb
+from moorage.errors import InvalidRequest, MoorageError
+from moorage.host import filesystems, loop
+from moorage.log import get_logger
+from moorage.plugin import creation, wire
+from moorage.plugin.access import why_unsupported
+from moorage.plugin.pages import collect
+from moorage.plugin.parameters import ClassParameters, pool_from
+from moorage.plugin.parts import Parts, volume_key
+from moorage.plugin.topology import is_here
+from moorage.plugin.tuning import retune
+from moorage.storage import Condition, Kind, Pool, Volume, errors, ids
+
+log = get_logger(__name__)
+
+
+class VolumeCalls:
+    """Mixed into the controller service."""
+
+    _parts: Parts
+
+    async def CreateVolume(self, request: pb.CreateVolumeRequest, context: Any) -> pb.CreateVolumeResponse:
+        wish = creation.wish_from(request)
+        with self._parts.in_flight.claim("CreateVolume", volume_key(wish.volume_id)):
+            volume = await self._parts.work.run(creation.create, self._parts, wish)
+        return pb.CreateVolumeResponse(volume=wire.volume_message(volume, self._parts.settings))
+
+    async def DeleteVolume(self, request: pb.DeleteVolumeRequest, context: Any) -> pb.DeleteVolumeResponse:
+        volume_id = wire.required("volume_id", request.volume_id)
+        with self._parts.in_flight.claim("DeleteVolume", volume_key(volume_id)):
+            await self._parts.work.run(_delete, self._parts, volume_id)
+        return pb.DeleteVolumeResponse()
+
+    async def ListVolumes(self, request: pb.ListVolumesRequest, context: Any) -> pb.ListVolumesResponse:
+        entries, token = await self._parts.work.run(_list, self._parts, request.max_entries, request.starting_token)
+        return pb.ListVolumesResponse(entries=entries, next_token=token)
+
+    async def ControllerGetVolume(
+        self, request: pb.ControllerGetVolumeRequest, context: Any
+    ) -> pb.ControllerGetVolumeResponse:
+        volume_id = wire.required("volume_id", request.volume_id)
+        return await self._parts.work.run(_get, self._parts, volume_id)
+
+    async def ValidateVolumeCapabilities(
+        self, request: pb.ValidateVolumeCapabilitiesRequest, context: Any
+    ) -> pb.ValidateVolumeCapabilitiesResponse:
+        volume_id = wire.required("volume_id", request.volume_id)
+        wire.accesses_from(request.volume_capabilities)
+        volume = await self._parts.work.run(persistent_volume, self._parts, volume_id)
+        why = _why_not_valid(volume, request)
+        if why:
+            return pb.ValidateVolumeCapabilitiesResponse(message=why)
+        confirmed = pb.ValidateVolumeCapabilitiesResponse.Confirmed(
+            volume_context=request.volume_context,
+            volume_capabilities=request.volume_capabilities,
+            parameters=request.parameters,
+            mutable_parameters=request.mutable_parameters,
+        )
+        return pb.ValidateVolumeCapabilitiesResponse(confirmed=confirmed)
+
+    async def GetCapacity(self, request: pb.GetCapacityRequest, context: Any) -> pb.GetCapacityResponse:
+        return await self._parts.work.run(_capacity, self._parts, request)
+
+    async def ControllerExpandVolume(
+        self, request: pb.ControllerExpandVolumeRequest, context: Any
+    ) -> pb.ControllerExpandVolumeResponse:
+        volume_id = wire.required("volume_id", request.volume_id)
+        if not request.HasField("capacity_range"):
+            raise InvalidRequest("capacity_range is needed")
+        sizes = wire.size_range_from("capacity_range", request.capacity_range)
+        with self._parts.in_flight.claim("ControllerExpandVolume", volume_key(volume_id)):
+            return await self._parts.work.run(_expand, self._parts, request, sizes)
+
+    async def ControllerModifyVolume(
+        self, request: pb.ControllerModifyVolumeRequest, context: Any
+    ) -> pb.ControllerModifyVolumeResponse:
+        volume_id = wire.required("volume_id", request.volume_id)
+        changes = dict(request.mutable_parameters)
+        with self._parts.in_flight.claim("ControllerModifyVolume", volume_key(volume_id)):
+            await self._parts.work.run(_modify, self._parts, volume_id, changes)
+        return pb.ControllerModifyVolumeResponse()
+
+
+def persistent_pool(parts: Parts, volume_id: str) -> Pool:
+    """The pool of a volume that the controller may touch: those that live with a pod are not shown to it."""
+    if ids.is_ephemeral(volume_id):
+        raise errors.VolumeNotFound(volume_id)
+    return parts.pool_of_volume(volume_id)
+
+
+def persistent_volume(parts: Parts, volume_id: str) -> Volume:
+    return persistent_pool(parts, volume_id).volume(volume_id)
+
+
+def _delete(parts: Parts, volume_id: str) -> None:
+    if ids.is_ephemeral(volume_id):
+        return
+    for pool in parts.pools:
+        if pool.delete_volume(volume_id):
+            log.info("volume deleted", volume=volume_id, pool=pool.name)
+
+
+def _list(parts: Parts, max_entries: int, token: str) -> tuple[list[pb.ListVolumesResponse.Entry], str]:
+    volumes, next_token = collect(
+        parts.pools,
+        lambda pool, after, limit: pool.volumes(after=after, limit=limit),
+        lambda volume: volume.id,
+        max_entries,
+        token,
+    )
+    entries = [_entry(parts, volume) for volume in volumes if not volume.ephemeral]
+    return entries, next_token
+
+
+def _entry(parts: Parts, volume: Volume) -> pb.ListVolumesResponse.Entry:
+    pool = parts.pools.named(volume.pool)
+    status = pb.ListVolumesResponse.VolumeStatus(
+        published_node_ids=_attached_nodes(parts, pool, volume.id),
+        volume_condition=wire.condition_message(Condition.of(pool.health(volume.id))),
+    )
+    return pb.ListVolumesResponse.Entry(volume=wire.volume_message(volume, parts.settings), status=status)
+
+
+def _get(parts: Parts, volume_id: str) -> pb.ControllerGetVolumeResponse:
+    pool = persistent_pool(parts, volume_id)
+    status = pb.ControllerGetVolumeResponse.VolumeStatus(
+        published_node_ids=_attached_nodes(parts, pool, volume_id),
+        volume_condition=wire.condition_message(Condition.of(pool.health(volume_id))),
+    )
+    volume = wire.volume_message(pool.volume(volume_id), parts.settings)
+    return pb.ControllerGetVolumeResponse(volume=volume, status=status)
+
+
+def _attached_nodes(parts: Parts, pool: Pool, volume_id: str) -> list[str]:
+    if not parts.settings.is_shared:
+        return []
+    return sorted(each.node_id for each in pool.attachments(volume_id))
+
+
+def _why_not_valid(volume: Volume, request: pb.ValidateVolumeCapabilitiesRequest) -> str:
+    is_directory = volume.kind is Kind.DIRECTORY
+    for access in wire.accesses_from(request.volume_capabilities):
+        why = why_unsupported(access, is_directory=is_directory, filesystem=volume.filesystem or "block")
+        if why:
+            return why
+    own = wire.context_of(volume)
+    for key, value in request.volume_context.items():
+        if key in own and own[key] != value:
+            return f"volume_context: {key} is {value!r}, but the volume's is {own[key]!r}"
+    if request.parameters or request.mutable_parameters:
+        try:
+            chosen = ClassParameters.parse(request.parameters, request.mutable_parameters)
+        except MoorageError as error:
+            return str(error)
+        if chosen.kind is not volume.kind:
+            return f"parameters: kind is {chosen.kind}, but the volume's is {volume.kind}"
+    return ""
+
+
+def _capacity(parts: Parts, request: pb.GetCapacityRequest) -> pb.GetCapacityResponse:
+    """Other keys of a class are of no concern here: the caller passes all of them."""
+    segments = request.accessible_topology.segments
+    if segments and not parts.settings.is_shared and not is_here(segments, parts.settings):
+        return pb.GetCapacityResponse(available_capacity=0)
+    name = pool_from(request.parameters)
+    pool = parts.pools.named(name)
+    filesystem = ""
+    for index, capability in enumerate(request.volume_capabilities):
+        access = wire.access_from(f"volume_capabilities[{index}]", capability)
+        if why_unsupported(access, is_directory=request.parameters.get("kind") == Kind.DIRECTORY):
+            return pb.GetCapacityResponse(available_capacity=0)
+        filesystem = "" if access.is_block else access.fs_type or filesystem
+    room = pool.capacity()
+    return pb.GetCapacityResponse(
+        available_capacity=max(0, room.available_bytes),
+        maximum_volume_size=wire.int64(max(0, room.largest_bytes)),
+        minimum_volume_size=wire.int64(filesystems.MINIMUM_BYTES.get(filesystem, 0)),
+    )
+
+
+def _expand(
+    parts: Parts, request: pb.ControllerExpandVolumeRequest, sizes: tuple[int, int]
+) -> pb.ControllerExpandVolumeResponse:
+    pool = persistent_pool(parts, request.volume_id)
+    before = pool.volume(request.volume_id)
+    if request.HasField("volume_capability"):
+        access = wire.access_from("volume_capability", request.volume_capability)
+        is_directory = before.kind is Kind.DIRECTORY
+        why = why_unsupported(access, is_directory=is_directory, filesystem=before.filesystem or "block")
+        if why:
+            raise InvalidRequest(f"volume_capability: {why}")
+    volume = pool.expand_volume(request.volume_id, sizes[0], sizes[1])
+    if volume.kind is Kind.IMAGE:
+        for device in loop.find(volume.data):
+            loop.grow(device.number)
+    # A raw device on this machine has grown by now; one on another node has to be told there.
+    needs_node = volume.kind is Kind.IMAGE and (bool(volume.filesystem) or parts.settings.is_shared)
+    return pb.ControllerExpandVolumeResponse(capacity_bytes=volume.size_bytes, node_expansion_required=needs_node)
+
+
+def _modify(parts: Parts, volume_id: str, changes: dict[str, str]) -> None:
+    pool = persistent_pool(parts, volume_id)
+    creation.check_limits(parts, changes)
+    volume = pool.modify_volume(volume_id, changes)
+    retune(parts, pool, volume)
+    log.info("volume modified", volume=volume_id, keys=sorted(changes))

@@ -1,0 +1,140 @@
+"""From a CreateVolume request to a wish that a pool understands.
+
+Owns: reading the request as a whole, choosing the pool, and matching the wish with its source.
+May not touch: gRPC status codes; errors carry theirs.
+Start reading at: `wish_from`, `create`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from moorage.csi import csi_pb2 as pb
+from moorage.errors import InvalidRequest
+from moorage.plugin import wire
+from moorage.plugin.access import Access, why_inconsistent, why_unsupported
+from moorage.plugin.iolimits import LimitsUnsupported
+from moorage.plugin.parameters import ClassParameters
+from moorage.plugin.parts import Parts
+from moorage.plugin.staging import DEFAULT_FILESYSTEM
+from moorage.plugin.topology import check_place
+from moorage.storage import CreateVolume, Kind, Pool, Snapshot, Source, Volume, errors, ids, mutable
+
+DEFAULT_BYTES = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A checked request; `create` lacks only what depends on the source."""
+
+    pool_name: str
+    create: CreateVolume
+    accesses: tuple[Access, ...]
+    requisite: tuple[dict[str, str], ...]
+
+    @property
+    def volume_id(self) -> str:
+        return ids.id_from(self.create.name)
+
+    @property
+    def is_block(self) -> bool:
+        return self.accesses[0].is_block
+
+    @property
+    def fs_type(self) -> str:
+        return next((access.fs_type for access in self.accesses if access.fs_type), "")
+
+
+def wish_from(request: pb.CreateVolumeRequest) -> Wish:
+    """InvalidRequest names the field that is missing or wrong."""
+    name = wire.required("name", request.name)
+    ids.id_from(name)
+    accesses = tuple(wire.accesses_from(request.volume_capabilities))
+    required, limit = wire.size_range_from("capacity_range", request.capacity_range)
+    chosen = ClassParameters.parse(request.parameters, request.mutable_parameters)
+    mutable.validated(chosen.mutable)
+    _check_accesses(accesses, chosen.kind)
+    source = wire.source_from(request.volume_content_source)
+    if not required and source is None:
+        required = min(DEFAULT_BYTES, limit) if limit else DEFAULT_BYTES
+    requisite, _ = wire.topologies_from(request.accessibility_requirements)
+    create = CreateVolume(
+        name=name,
+        required_bytes=required,
+        limit_bytes=limit,
+        kind=chosen.kind,
+        thick=chosen.thick,
+        source=source,
+        in_use=chosen.in_use,
+        mutable=chosen.mutable,
+    )
+    return Wish(chosen.pool, create, accesses, tuple(requisite))
+
+
+def create(parts: Parts, wish: Wish) -> Volume:
+    """The volume of this name, made now or found; every error leaves nothing behind."""
+    check_place(wish.requisite, parts.settings)
+    check_limits(parts, wish.create.mutable)
+    pool = _pool_for(parts, wish)
+    filesystem = _filesystem_for(wish, _source_object(pool, wish.create.source))
+    parameters = {"pool": pool.name, "snapshotInUse": wish.create.in_use.value}
+    return pool.create_volume(replace(wish.create, filesystem=filesystem, parameters=parameters))
+
+
+def check_limits(parts: Parts, changes: Mapping[str, str]) -> None:
+    """LimitsUnsupported when I/O limits are asked for on a machine that cannot set them."""
+    settings = mutable.Settings.of(changes)
+    if settings.has_io_limits and (why := parts.cgroups.why_unsupported()):
+        raise LimitsUnsupported(f"I/O limits are not possible: {why}")
+
+
+def _check_accesses(accesses: tuple[Access, ...], kind: Kind) -> None:
+    why = why_inconsistent(accesses)
+    for access in accesses:
+        why = why or why_unsupported(access, is_directory=kind is Kind.DIRECTORY)
+    if why:
+        raise InvalidRequest(f"volume_capabilities: {why}")
+
+
+def _pool_for(parts: Parts, wish: Wish) -> Pool:
+    """The pool of the source or of the class; a name that exists stays where it is."""
+    source = wish.create.source
+    if source is not None:
+        pool = _pool_of_source(parts, source)
+        if wish.pool_name and wish.pool_name != pool.name:
+            raise InvalidRequest(
+                f"parameters: pool is {wish.pool_name!r}, but the {source.kind} {source.id} is in pool {pool.name!r}"
+            )
+        return pool
+    existing = parts.pools.of_volume(wish.volume_id)
+    if existing is not None and wish.pool_name and existing.name != wish.pool_name:
+        raise errors.NameTaken("volume", wish.create.name, f"it is in pool {existing.name}")
+    return existing or parts.pools.named(wish.pool_name)
+
+
+def _pool_of_source(parts: Parts, source: Source) -> Pool:
+    if source.kind == "snapshot":
+        return parts.pool_of_snapshot(source.id)
+    if ids.is_ephemeral(source.id):
+        raise errors.VolumeNotFound(source.id)
+    return parts.pool_of_volume(source.id)
+
+
+def _source_object(pool: Pool, source: Source | None) -> Volume | Snapshot | None:
+    if source is None:
+        return None
+    return pool.snapshot(source.id) if source.kind == "snapshot" else pool.volume(source.id)
+
+
+def _filesystem_for(wish: Wish, source: Volume | Snapshot | None) -> str:
+    """A copy has its source's filesystem; as a block device it shows whatever the source holds."""
+    if source is not None and source.kind is not wish.create.kind:
+        raise InvalidRequest(f"parameters: kind is {wish.create.kind}, but the source's is {source.kind}")
+    if wish.create.kind is Kind.DIRECTORY or wish.is_block:
+        return ""
+    if source is not None and source.filesystem:
+        if wish.fs_type and wish.fs_type != source.filesystem:
+            raise InvalidRequest(
+                f"volume_capabilities: the filesystem type is {wish.fs_type}, but the source's is {source.filesystem}"
+            )
+        return source.filesystem
+    return wish.fs_type or DEFAULT_FILESYSTEM

@@ -1,0 +1,108 @@
+"""Inline volumes: made when their pod is published, gone when it is unpublished.
+
+Owns: their names and their life. They have ids of their own, so none is ever taken for a
+persistent volume, and the filesystem is mounted straight at the pod's target path.
+Start reading at: `publish`, `unpublish`, `sweep`.
+"""
+
+import os
+from collections.abc import Mapping
+
+from moorage.errors import InvalidRequest, MoorageError
+from moorage.log import get_logger
+from moorage.plugin import staging
+from moorage.plugin.access import Access, Mode, why_unsupported
+from moorage.plugin.observe import NodeVolume, observe
+from moorage.plugin.parameters import InlineParameters
+from moorage.plugin.parts import Parts
+from moorage.plugin.staging import DEFAULT_FILESYSTEM
+from moorage.plugin.targets import Target
+from moorage.storage import CreateVolume, Kind, Volume, failpoints, ids
+
+log = get_logger(__name__)
+
+_MARK = "csi.storage.k8s.io/ephemeral"
+
+
+def is_inline(volume_context: Mapping[str, str]) -> bool:
+    """Whether kubelet says that the volume is written into its pod."""
+    return volume_context.get(_MARK, "").lower() == "true"
+
+
+def publish(
+    parts: Parts, handle: str, target: Target, access: Access, read_only: bool, context: Mapping[str, str]
+) -> None:
+    """Make the volume if need be and mount it at the target; a retry finishes what was begun."""
+    wanted = InlineParameters.parse(context)
+    if access.is_block:
+        raise InvalidRequest("volume_capability: an inline volume cannot be a block device")
+    kind = wanted.of_class.kind
+    # The class has no say here: the pod's attributes name the filesystem, or the capability does.
+    filesystem = wanted.filesystem or access.fs_type or DEFAULT_FILESYSTEM
+    why = why_unsupported(access, is_directory=kind is Kind.DIRECTORY)
+    if why:
+        raise InvalidRequest(f"volume_capability: {why}")
+    name = wanted.of_class.pool
+    pool = parts.pools.named(name)
+    volume = pool.create_volume(
+        CreateVolume(
+            name=handle,
+            required_bytes=wanted.size_bytes,
+            kind=kind,
+            filesystem="" if kind is Kind.DIRECTORY else filesystem,
+            thick=wanted.of_class.thick,
+            mutable=wanted.of_class.mutable,
+            ephemeral=target.path,
+        )
+    )
+    failpoints.reached("ephemeral:created")
+    mode = Mode.SINGLE_NODE_READER_ONLY if read_only else Mode.SINGLE_NODE_WRITER
+    used = Access(mode, False, volume.filesystem, access.mount_flags, access.mount_group)
+    staging.ensure_staged(NodeVolume(volume, pool), target, used)
+
+
+def find(parts: Parts, handle: str) -> NodeVolume | None:
+    """The inline volume that a pod's handle names."""
+    if not handle:
+        return None
+    ident = ids.ephemeral_id_from(handle)
+    for pool in parts.pools:
+        volume = pool.find_volume(ident)
+        if volume is not None:
+            return NodeVolume(volume, pool)
+    return None
+
+
+def unpublish(parts: Parts, volume: NodeVolume) -> None:
+    """Unmount, release and delete; each step may have been done before."""
+    target = Target(volume.volume.ephemeral)
+    staging.ensure_unstaged(volume.volume_id, volume, target, parts.pool_directories)
+    target.remove()
+    failpoints.reached("ephemeral:unmounted")
+    volume.pool.delete_volume(volume.volume_id)
+
+
+def sweep(parts: Parts) -> int:
+    """Remove the volumes whose pods are gone: kubelet took their directories away."""
+    count = 0
+    for pool in parts.pools:
+        for volume in pool.ephemerals():
+            if _is_abandoned(NodeVolume(volume, pool)):
+                count += _remove(parts, NodeVolume(volume, pool))
+    return count
+
+
+def _is_abandoned(volume: NodeVolume) -> bool:
+    parent = os.path.dirname(volume.volume.ephemeral)
+    return not observe(volume).mounts and not os.path.isdir(parent)
+
+
+def _remove(parts: Parts, volume: NodeVolume) -> int:
+    found: Volume = volume.volume
+    try:
+        unpublish(parts, volume)
+    except MoorageError as error:
+        log.warning("an abandoned inline volume was not removed", volume=found.id, error=str(error))
+        return 0
+    log.info("an abandoned inline volume was removed", volume=found.id, target=found.ephemeral)
+    return 1

@@ -1,0 +1,93 @@
+"""The GroupController service: snapshots of several volumes at one point in time.
+
+Owns: CSI messages in, domain calls out. A group lives in one pool.
+Start reading at: `GroupService`.
+"""
+
+from typing import Any
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi import csi_pb2_grpc
+from moorage.errors import InvalidRequest, MoorageError
+from moorage.log import get_logger
+from moorage.plugin import wire
+from moorage.plugin.capabilities import group_capabilities
+from moorage.plugin.controller_volumes import persistent_pool
+from moorage.plugin.parameters import SnapshotParameters
+from moorage.plugin.parts import Parts, group_key
+from moorage.storage import Group, errors, ids
+
+log = get_logger(__name__)
+
+
+class SeveralPools(MoorageError):
+    """Volumes of different pools have no common point in time."""
+
+    code = "FAILED_PRECONDITION"
+    retryable = False
+
+
+class GroupService(csi_pb2_grpc.GroupControllerServicer):
+    """CSI messages in, domain calls out."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def GroupControllerGetCapabilities(
+        self, request: pb.GroupControllerGetCapabilitiesRequest, context: Any
+    ) -> pb.GroupControllerGetCapabilitiesResponse:
+        return pb.GroupControllerGetCapabilitiesResponse(capabilities=group_capabilities())
+
+    async def CreateVolumeGroupSnapshot(
+        self, request: pb.CreateVolumeGroupSnapshotRequest, context: Any
+    ) -> pb.CreateVolumeGroupSnapshotResponse:
+        name = wire.required("name", request.name)
+        if not request.source_volume_ids or not all(request.source_volume_ids):
+            raise InvalidRequest("source_volume_ids: at least one is needed, and none may be empty")
+        with self._parts.in_flight.claim("CreateVolumeGroupSnapshot", group_key(ids.id_from(name))):
+            group = await self._parts.work.run(_create, self._parts, request)
+        return pb.CreateVolumeGroupSnapshotResponse(group_snapshot=wire.group_message(group, self._parts.settings))
+
+    async def DeleteVolumeGroupSnapshot(
+        self, request: pb.DeleteVolumeGroupSnapshotRequest, context: Any
+    ) -> pb.DeleteVolumeGroupSnapshotResponse:
+        group_id = wire.required("group_snapshot_id", request.group_snapshot_id)
+        with self._parts.in_flight.claim("DeleteVolumeGroupSnapshot", group_key(group_id)):
+            await self._parts.work.run(_delete, self._parts, group_id, tuple(request.snapshot_ids))
+        return pb.DeleteVolumeGroupSnapshotResponse()
+
+    async def GetVolumeGroupSnapshot(
+        self, request: pb.GetVolumeGroupSnapshotRequest, context: Any
+    ) -> pb.GetVolumeGroupSnapshotResponse:
+        group_id = wire.required("group_snapshot_id", request.group_snapshot_id)
+        group = await self._parts.work.run(_get, self._parts, group_id, set(request.snapshot_ids))
+        return pb.GetVolumeGroupSnapshotResponse(group_snapshot=wire.group_message(group, self._parts.settings))
+
+
+def _create(parts: Parts, request: pb.CreateVolumeGroupSnapshotRequest) -> Group:
+    parameters = SnapshotParameters.parse(request.parameters)
+    group_id = ids.id_from(request.name)
+    pools = {pool.name: pool for pool in (persistent_pool(parts, each) for each in request.source_volume_ids)}
+    if len(pools) > 1:
+        raise SeveralPools(f"source_volume_ids are in several pools ({', '.join(sorted(pools))}); use one a group")
+    pool = next(iter(pools.values()))
+    for other in parts.pools:
+        if other is not pool and other.find_group(group_id) is not None:
+            raise errors.NameTaken("group snapshot", request.name, f"it is in pool {other.name}")
+    own = {key: value for key, value in request.parameters.items() if key == "snapshotInUse"}
+    group = pool.create_group(request.name, list(request.source_volume_ids), own, parameters.in_use)
+    log.info("group snapshot taken", group=group.id, members=len(group.snapshots), held_ms=group.held_ms)
+    return group
+
+
+def _delete(parts: Parts, group_id: str, snapshot_ids: tuple[str, ...]) -> None:
+    for pool in parts.pools:
+        if pool.delete_group(group_id, snapshot_ids):
+            log.info("group snapshot deleted", group=group_id, pool=pool.name)
+
+
+def _get(parts: Parts, group_id: str, snapshot_ids: set[str]) -> Group:
+    group = parts.pool_of_group(group_id).group(group_id)
+    if snapshot_ids and snapshot_ids != {member.id for member in group.snapshots}:
+        raise InvalidRequest(f"snapshot_ids are not the members of group snapshot {group_id}")
+    return group

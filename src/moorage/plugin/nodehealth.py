@@ -1,0 +1,69 @@
+"""How a volume does on this node: its use, and what is wrong with it, from real signs.
+
+Owns: statistics and node health. What the pool can see is asked of the pool.
+Start reading at: `volume_health`, `usage`.
+"""
+
+from collections.abc import Sequence
+
+from moorage.csi import csi_pb2 as pb
+from moorage.host import loop, mounts
+from moorage.plugin.observe import NodeVolume, is_dead, observe
+from moorage.plugin.parts import Parts
+from moorage.storage import HealthEntry, HealthStatus, Pools, health
+
+_Usage = pb.VolumeUsage
+_StorageHealth = pb.NodeGetStorageHealthResponse.StorageBackendHealth
+
+
+def usage(volume: NodeVolume, path: str) -> list[pb.VolumeUsage]:
+    """Bytes and inodes of a filesystem; the size alone of a block device."""
+    if volume.filesystem == "" and not volume.is_directory:
+        size = max((loop.size_of(device.path) for device in observe(volume).loops), default=0)
+        return [_Usage(unit=_Usage.BYTES, total=size or volume.volume.size_bytes)]
+    space = mounts.space_of(path)
+    return [
+        _Usage(
+            unit=_Usage.BYTES,
+            total=space.total_bytes,
+            used=space.used_bytes,
+            available=space.available_bytes,
+        ),
+        _Usage(
+            unit=_Usage.INODES,
+            total=space.total_inodes,
+            used=space.used_inodes,
+            available=space.free_inodes,
+        ),
+    ]
+
+
+def volume_health(parts: Parts, volume: NodeVolume, paths: Sequence[str]) -> list[HealthEntry]:
+    """Everything adverse that is known here; an empty list is a healthy volume."""
+    entries = list(volume.pool.health(volume.volume_id))
+    entries += [
+        HealthEntry(HealthStatus.INACCESSIBLE, "MountDead", f"{path} does not answer any more")
+        for path in paths
+        if is_dead(path)
+    ]
+    entries += health.node_signs(volume.volume, volume.direct_io)
+    why = parts.cgroups.why_unsupported()
+    if volume.io_limits and why:
+        entries.append(HealthEntry(HealthStatus.DEGRADED, "IoLimitsNotApplied", f"I/O is not limited: {why}"))
+    return _unique(entries)
+
+
+def storage_health(pools: Pools) -> list[pb.NodeGetStorageHealthResponse.StorageBackendHealth]:
+    """What is wrong with the pools themselves."""
+    found = []
+    for pool in pools:
+        for entry in pool.pool_health():
+            is_gone = entry.status is HealthStatus.INACCESSIBLE
+            status = pb.STORAGE_UNREACHABLE if is_gone else pb.STORAGE_DEGRADED
+            message = f"pool {pool.name}: {entry.message}"
+            found.append(_StorageHealth(status=status, reason=entry.reason, message=message))
+    return found
+
+
+def _unique(entries: Sequence[HealthEntry]) -> list[HealthEntry]:
+    return list({(entry.status, entry.reason): entry for entry in reversed(entries)}.values())[::-1]

@@ -1,0 +1,106 @@
+"""Parameters of classes: what each key means, and which values it takes.
+
+Owns: the keys of storage classes, snapshot classes and inline volumes. Keys that can be changed
+later (`mutable.KEYS` of storage) are accepted at creation too.
+May not touch: generated messages, pools.
+Start reading at: `ClassParameters.parse`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moorage.errors import InvalidRequest
+from moorage.plugin.access import FILESYSTEMS
+from moorage.storage import InUse, Kind
+from moorage.storage import mutable as mutable_parameters
+
+_KUBERNETES = "csi.storage.k8s.io/"
+_IDENTITY = "storage.kubernetes.io/csiProvisionerIdentity"
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SIZE = re.compile(r"(\d+)([kMGT]|[KMGT]i)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassParameters:
+    """A storage class's parameters, decoded. `rest` is what makes two classes different volumes."""
+
+    pool: str = ""
+    kind: Kind = Kind.IMAGE
+    thick: bool = False
+    in_use: InUse = InUse.REFUSE
+    mutable: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, parameters: Mapping[str, str], mutable: Mapping[str, str]) -> "ClassParameters":
+        """InvalidRequest names the key that is unknown or wrong. Mutable parameters win over the others."""
+        own = {key: value for key, value in parameters.items() if not key.startswith(_KUBERNETES)}
+        changeable = {key: value for key, value in own.items() if key in mutable_parameters.KEYS} | dict(mutable)
+        fixed = {key: value for key, value in own.items() if key not in mutable_parameters.KEYS}
+        unknown = sorted(set(fixed) - {"pool", "kind", "provisioning", "snapshotInUse"})
+        if unknown:
+            raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; see docs/plugin.md for those that are")
+        return cls(
+            pool=fixed.get("pool", ""),
+            kind=Kind(_one_of("kind", fixed.get("kind", "image"), ("image", "directory"))),
+            thick=_one_of("provisioning", fixed.get("provisioning", "thin"), ("thin", "thick")) == "thick",
+            in_use=_in_use(fixed.get("snapshotInUse", "refuse")),
+            mutable=changeable,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotParameters:
+    """A snapshot class's parameters."""
+
+    in_use: InUse | None = None
+
+    @classmethod
+    def parse(cls, parameters: Mapping[str, str]) -> "SnapshotParameters":
+        own = {key: value for key, value in parameters.items() if not key.startswith(_KUBERNETES)}
+        unknown = sorted(set(own) - {"snapshotInUse"})
+        if unknown:
+            raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; snapshots take only snapshotInUse")
+        return cls(_in_use(own["snapshotInUse"]) if "snapshotInUse" in own else None)
+
+
+@dataclass(frozen=True, slots=True)
+class InlineParameters:
+    """The attributes of a volume that is written into a pod and lives with it."""
+
+    size_bytes: int
+    filesystem: str
+    of_class: ClassParameters
+
+    @classmethod
+    def parse(cls, context: Mapping[str, str]) -> "InlineParameters":
+        own = {key: value for key, value in context.items() if not key.startswith(_KUBERNETES) and key != _IDENTITY}
+        size = size_from("size", own.pop("size", "1Gi"))
+        filesystem = own.pop("fsType", "")
+        if filesystem and filesystem not in FILESYSTEMS:
+            raise InvalidRequest(f"fsType {filesystem!r}: use one of {', '.join(FILESYSTEMS)}")
+        return cls(size, filesystem, ClassParameters.parse(own, {}))
+
+
+def pool_from(parameters: Mapping[str, str]) -> str:
+    """The pool that a class names. For capacity, where all other keys are of no concern."""
+    return parameters.get("pool", "")
+
+
+def size_from(key: str, text: str) -> int:
+    """A Kubernetes quantity of bytes without fractions: `500Mi`, `10Gi`, `2G`."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found or not int(found[1]):
+        raise InvalidRequest(f"{key} {text!r} is not a size such as 500Mi or 10Gi")
+    return int(found[1]) * _UNITS[found[2] or ""]
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InvalidRequest(f"parameters: {key} is {value!r}; it must be {' or '.join(allowed)}")
+    return value
+
+
+def _in_use(value: str) -> InUse:
+    return InUse(_one_of("snapshotInUse", value, tuple(InUse)))

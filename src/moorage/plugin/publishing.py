@@ -1,0 +1,189 @@
+"""Publish and unpublish: a staged volume shown to one workload at its target path.
+
+Owns: bind mounts at target paths, of directories and of block device nodes, and the read-only loop
+devices behind read-only block volumes. The kernel is looked at before and after each step.
+May not touch: generated messages, records of volumes.
+Start reading at: `ensure_published`, `ensure_unpublished`.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.host import loop
+from moorage.host.errors import HostError
+from moorage.host.mountinfo import Mount
+from moorage.log import get_logger
+from moorage.plugin import staging
+from moorage.plugin.access import Access, Mode
+from moorage.plugin.nodeerrors import (
+    MountedDifferently,
+    MountUnverified,
+    NotOurs,
+    NotStaged,
+    StillPublished,
+)
+from moorage.plugin.observe import (
+    NodeVolume,
+    Observed,
+    is_block,
+    is_dead,
+    is_node_of,
+    is_ours,
+    loop_number_behind,
+    observe,
+    vfs_words,
+    wanted_words,
+)
+from moorage.plugin.targets import Target
+from moorage.storage import failpoints
+
+log = get_logger(__name__)
+
+_FIELD = "target_path"
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """What a workload asked for."""
+
+    staging: Target
+    target: Target
+    access: Access
+    read_only: bool
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.read_only or self.access.mode.is_read_only
+
+
+def ensure_published(volume: NodeVolume, bind: Bind) -> None:
+    """Leave the volume at the target as asked, or raise; a dead mount there is replaced."""
+    seen = _staged(volume, bind)
+    mount = _live_mount(bind.target)
+    if mount is not None:
+        _check_same(volume, bind, mount, seen)
+        return
+    _check_single_writer(volume, bind, seen)
+    if bind.access.is_block:
+        _bind_device(volume, bind)
+    else:
+        _bind_directory(volume, bind)
+    failpoints.reached("publish:bound")
+    _verify(volume, bind)
+
+
+def ensure_unpublished(volume_id: str, volume: NodeVolume | None, target: Target, pools: Sequence[Path]) -> None:
+    """Take the volume from the target and remove the target; nothing there is success."""
+    seen = observe(volume) if volume is not None else Observed((), ())
+    mount = target.mounted()
+    number = None
+    if mount is not None:
+        is_known = any(mount.mount_id == each.mount_id for each in seen.mounts)
+        if not is_known and not is_ours(mount, volume_id, pools) and not is_dead(target.path):
+            raise NotOurs(volume_id, target.path, mount.source)
+        number = loop_number_behind(mount)
+        target.unmount()
+    failpoints.reached("unpublish:unmounted")
+    if number is not None:
+        _release_read_only_loop(number, volume)
+    target.remove()
+
+
+def _staged(volume: NodeVolume, bind: Bind) -> Observed:
+    """The volume's state, with a staging mount that died repaired; NotStaged if there never was one."""
+    seen = observe(volume)
+    if bind.access.is_block:
+        if not seen.loops:
+            raise NotStaged(volume.volume_id, bind.staging.path)
+        return seen
+    mount = bind.staging.mounted()
+    if mount is not None and is_dead(bind.staging.path):
+        staging.ensure_staged(volume, bind.staging, bind.access)
+        seen, mount = observe(volume), bind.staging.mounted()
+    if mount is None or all(mount.mount_id != each.mount_id for each in seen.mounts):
+        raise NotStaged(volume.volume_id, bind.staging.path)
+    return seen
+
+
+def _live_mount(target: Target) -> Mount | None:
+    mount = target.mounted()
+    if mount is not None and is_dead(target.path):
+        log.warning("a dead mount was taken away", target=target.path, source=mount.source)
+        target.unmount()
+        return target.mounted()
+    return mount
+
+
+def _check_same(volume: NodeVolume, bind: Bind, mount: Mount, seen: Observed) -> None:
+    """A repeated call is fine when nothing differs but the secrets."""
+    why = ""
+    if all(mount.mount_id != each.mount_id for each in seen.mounts):
+        why = f"{mount.source} is mounted there"
+    elif bind.access.is_block != is_block(bind.target.path):
+        why = "it is published there in another way (block or mount)"
+    elif bind.access.is_block:
+        if _is_read_only_device(mount) != bind.is_read_only:
+            why = "it is published there with another read-only setting"
+    elif wanted_words(bind.access.mount_flags, bind.is_read_only) != _bind_words(mount):
+        why = "it is published there with other options"
+    if why:
+        raise MountedDifferently(volume.volume_id, bind.target.path, why)
+
+
+def _bind_words(mount: Mount) -> frozenset[str]:
+    """The words of this mount alone: its filesystem may have turned read-only below it."""
+    words = vfs_words(mount)
+    return words if "ro" in mount.options else words - {"ro"}
+
+
+def _check_single_writer(volume: NodeVolume, bind: Bind, seen: Observed) -> None:
+    if bind.access.mode is Mode.SINGLE_NODE_SINGLE_WRITER:
+        others = seen.targets_besides(bind.staging.path, bind.target.path)
+        if others:
+            raise StillPublished(volume.volume_id, others)
+
+
+def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
+    bind.target.ensure_directory(_FIELD)
+    failpoints.reached("publish:made")
+    with bind.staging.held("staging_target_path") as source:
+        bind.target.bind(_FIELD, source, wanted_words(bind.access.mount_flags, bind.is_read_only))
+
+
+def _bind_device(volume: NodeVolume, bind: Bind) -> None:
+    device = staging.ensure_loop(volume, read_only=bind.is_read_only)
+    bind.target.ensure_file(_FIELD)
+    failpoints.reached("publish:made")
+    bind.target.bind(_FIELD, device.path)
+
+
+def _verify(volume: NodeVolume, bind: Bind) -> None:
+    mount = bind.target.mounted()
+    if mount is None or all(mount.mount_id != each.mount_id for each in observe(volume).mounts):
+        raise MountUnverified(f"volume {volume.volume_id} was published at {bind.target.path}, but is not there")
+
+
+def _is_read_only_device(mount: Mount) -> bool:
+    number = loop_number_behind(mount)
+    return number is not None and loop.at(number).read_only
+
+
+def _release_read_only_loop(number: int, volume: NodeVolume | None) -> None:
+    """A read-only device exists for read-only block targets alone; it goes with the last of them."""
+    try:
+        device = loop.at(number)
+    except HostError:
+        return
+    in_use = volume is not None and any(
+        is_node_of(mount, number) or mount.source == str(device.path) for mount in observe(volume).mounts
+    )
+    if device.read_only and not in_use:
+        loop.detach(number)
+
+
+def is_published(volume: NodeVolume, path: str) -> bool:
+    """Whether the volume is at this path, staged or published."""
+    real = os.path.realpath(path) if path.startswith("/") else ""
+    return bool(real) and observe(volume).at(real) is not None

@@ -1,0 +1,133 @@
+"""The plugin's process: pools opened, services served, stopped in order.
+
+Owns: the wiring. It decides nothing; open it first.
+Start reading at: `serve`.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from moorage.csi import csi_pb2_grpc
+from moorage.csi.metrics import CallMetrics
+from moorage.csi.server import CsiServer
+from moorage.log import get_logger
+from moorage.plugin import ephemeral
+from moorage.plugin.controller import ControllerService
+from moorage.plugin.groups_service import GroupService
+from moorage.plugin.http import HttpEndpoint
+from moorage.plugin.identity import IdentityService
+from moorage.plugin.metadata import MetadataService
+from moorage.plugin.metrics import PoolMetrics
+from moorage.plugin.node import NodeService
+from moorage.plugin.parts import Parts
+from moorage.plugin.settings import DEFAULT_POOL, Settings
+from moorage.plugin.tuning import keep_limits
+from moorage.storage import Pool, PoolConfig, Pools, Scope
+
+log = get_logger(__name__)
+
+
+async def run(settings: Settings, ready: Callable[[], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; running operations are let finish."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serve(settings):
+        if ready is not None:
+            ready()
+        await stop.wait()
+        log.info("plugin stopping")
+
+
+@contextlib.asynccontextmanager
+async def serve(settings: Settings) -> AsyncIterator[Parts]:
+    """The plugin, answering on its endpoint, for the length of the block."""
+    settings.checked()
+    metrics = CallMetrics()
+    identity = IdentityService(settings)
+    server = CsiServer(settings.endpoint, driver_name=settings.driver_name, metrics=metrics)
+    csi_pb2_grpc.add_IdentityServicer_to_server(identity, server.grpc)
+    async with contextlib.AsyncExitStack() as stack:
+        pools = await asyncio.to_thread(open_pools, settings)
+        stack.callback(close_pools, pools)
+        parts = Parts(settings, pools)
+        stack.callback(parts.work.close)
+        _add_services(server, parts)
+        await server.start()
+        stack.push_async_callback(server.stop, settings.stop_grace_s)
+        PoolMetrics(pools, metrics.registry)
+        if settings.http_endpoint:
+            http = HttpEndpoint(settings.http_endpoint, metrics.registry, lambda: identity.is_ready)
+            await stack.enter_async_context(http)
+        await parts.work.run(_prepare, parts)
+        if settings.serves_node:
+            keeper = asyncio.create_task(keep_limits(parts), name="io-limits")
+            stack.push_async_callback(_cancelled, keeper)
+        identity.is_ready = True
+        log.info(
+            "plugin ready",
+            endpoint=str(server.path),
+            driver=settings.driver_name,
+            scope=settings.scope,
+            pools=sorted(settings.pools),
+        )
+        yield parts
+
+
+def open_pools(settings: Settings) -> Pools:
+    """Every pool, or none: what was opened is closed again when a later one fails."""
+    opened: dict[str, Pool] = {}
+    try:
+        for name, directory in settings.pools.items():
+            opened[name] = Pool.open(_config(settings, name, directory))
+    except BaseException:
+        for pool in opened.values():
+            pool.close()
+        raise
+    default = DEFAULT_POOL if DEFAULT_POOL in opened else next(iter(opened))
+    return Pools(opened, default)
+
+
+def close_pools(pools: Pools) -> None:
+    for pool in pools:
+        pool.close()
+
+
+def _config(settings: Settings, name: str, directory: Path) -> PoolConfig:
+    return PoolConfig(
+        name=name,
+        directory=directory,
+        scope=Scope(settings.scope),
+        reserve_fraction=settings.reserve_fraction,
+        overcommit=settings.overcommit,
+        trash_retention_s=settings.trash_retention_s,
+        freeze_bound_s=settings.largest_freeze_s,
+    )
+
+
+def _add_services(server: CsiServer, parts: Parts) -> None:
+    if parts.settings.serves_controller:
+        csi_pb2_grpc.add_ControllerServicer_to_server(ControllerService(parts), server.grpc)
+        csi_pb2_grpc.add_GroupControllerServicer_to_server(GroupService(parts), server.grpc)
+        csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(MetadataService(parts), server.grpc)
+    if parts.settings.serves_node:
+        csi_pb2_grpc.add_NodeServicer_to_server(NodeService(parts), server.grpc)
+
+
+def _prepare(parts: Parts) -> None:
+    """What has to be done before the first call: make this node known, sweep what pods left."""
+    if not parts.settings.serves_node:
+        return
+    if parts.settings.is_shared:
+        for pool in parts.pools:
+            pool.register_node(parts.settings.node_id, parts.settings.max_volumes_per_node)
+    ephemeral.sweep(parts)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

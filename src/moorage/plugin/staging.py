@@ -1,0 +1,246 @@
+"""Stage and unstage: a volume ready on this node, or gone from it.
+
+Owns: loop devices and the filesystem mount at the staging path. Every function looks at the kernel
+first, does what is missing, and looks again; calling it twice is calling it once.
+May not touch: generated messages, records of volumes. Nothing is formatted unless proven empty.
+Start reading at: `ensure_staged`, `ensure_unstaged`.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.host import filesystems, loop, mounts
+from moorage.host.loop import LoopDevice
+from moorage.host.mountinfo import Mount
+from moorage.log import get_logger
+from moorage.plugin.access import Access
+from moorage.plugin.groups import apply_mount_group
+from moorage.plugin.nodeerrors import (
+    MountedDifferently,
+    MountUnverified,
+    NotOurs,
+    StillPublished,
+    WrongContent,
+)
+from moorage.plugin.observe import (
+    NodeVolume,
+    Observed,
+    is_dead,
+    is_ours,
+    loop_number_behind,
+    observe,
+    shows_loop,
+    vfs_words,
+    wanted_words,
+)
+from moorage.plugin.targets import Target
+from moorage.storage import failpoints
+
+log = get_logger(__name__)
+
+_FIELD = "staging_target_path"
+DEFAULT_FILESYSTEM = "ext4"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a stage did, for the log."""
+
+    formatted: bool = False
+    repaired: bool = False
+    grown: bool = False
+    direct_io: bool = True
+
+
+def ensure_staged(volume: NodeVolume, target: Target, access: Access, *, read_only_device: bool = False) -> Staged:
+    """Leave the volume staged as asked, or raise; what is there already in another way is an error."""
+    if volume.is_directory:
+        return _stage_directory(volume, target, access)
+    if access.is_block:
+        device, _ = _ensure_loop(volume, observe(volume), read_only=read_only_device)
+        return Staged(direct_io=device.direct_io)
+    return _stage_filesystem(volume, target, access, read_only_device)
+
+
+def ensure_unstaged(volume_id: str, volume: NodeVolume | None, target: Target, pools: Sequence[Path]) -> None:
+    """Take the volume from the staging path and release its loop devices; nothing there is success."""
+    mount = target.mounted()
+    seen = observe(volume) if volume is not None else Observed((), ())
+    published = seen.targets_besides(target.path)
+    if published:
+        raise StillPublished(volume_id, published)
+    numbers = {device.number for device in seen.loops}
+    if mount is not None:
+        if not _is_of(mount, volume, seen, volume_id, pools) and not is_dead(target.path):
+            raise NotOurs(volume_id, target.path, mount.source)
+        behind = loop_number_behind(mount)
+        if behind is not None and is_ours(mount, volume_id, pools):
+            numbers.add(behind)
+        target.unmount()
+    failpoints.reached("unstage:unmounted")
+    for number in sorted(numbers):
+        loop.detach(number)
+        if not loop.wait_detached(number):
+            log.warning("a loop device is still held by somebody", volume=volume_id, device=f"/dev/loop{number}")
+
+
+def _stage_directory(volume: NodeVolume, target: Target, access: Access) -> Staged:
+    read_only = access.mode.is_read_only
+    mount = _live_mount(target)
+    if mount is not None:
+        if not _same_file(target.path, volume.data):
+            raise MountedDifferently(volume.volume_id, target.path, f"{mount.source} is mounted there")
+        _check_words(volume, target, mount, access, read_only)
+        return Staged()
+    target.ensure_directory(_FIELD)
+    target.bind(_FIELD, volume.data, wanted_words(access.mount_flags, read_only))
+    _verified(volume, target)
+    if not read_only:
+        apply_mount_group(target.path, access.mount_group)
+    return Staged()
+
+
+def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_only_device: bool) -> Staged:
+    read_only = access.mode.is_read_only
+    seen = observe(volume)
+    mount = _live_mount(target)
+    if mount is not None:
+        if not any(shows_loop(mount, device) for device in seen.loops):
+            raise MountedDifferently(volume.volume_id, target.path, f"{mount.source} is mounted there")
+        _check_words(volume, target, mount, access, read_only)
+        if access.fs_type and mount.fstype != access.fs_type:
+            raise MountedDifferently(volume.volume_id, target.path, f"it is mounted as {mount.fstype}")
+        grown = False if read_only else filesystems.grow(_source(mount), mount.fstype, target.path)
+        return Staged(grown=grown)
+    device, is_new = _ensure_loop(volume, seen, read_only=read_only_device)
+    try:
+        return _mount_filesystem(volume, target, access, device)
+    except BaseException:
+        if is_new:
+            loop.detach(device.number)
+        raise
+
+
+def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device: LoopDevice) -> Staged:
+    read_only = access.mode.is_read_only or device.read_only
+    fstype, formatted = _ensure_filesystem(volume, access, device)
+    repaired = False
+    if not _is_mounted(volume) and not device.read_only:
+        repaired = filesystems.check(device.path, fstype).repaired
+    if repaired:
+        log.warning("a filesystem was repaired before its mount", volume=volume.volume_id, filesystem=fstype)
+    target.ensure_directory(_FIELD)
+    options = [*_default_options(fstype), *access.mount_flags, *(["ro"] if read_only else [])]
+    failpoints.reached("stage:attached")
+    with target.held(_FIELD) as handle:
+        mounts.mount(device.path, handle, fstype, options)
+    failpoints.reached("stage:mounted")
+    _verified(volume, target)
+    grown = False if read_only else filesystems.grow(device.path, fstype, target.path)
+    if not read_only:
+        apply_mount_group(target.path, access.mount_group)
+    return Staged(formatted, repaired, grown, device.direct_io)
+
+
+def _ensure_filesystem(volume: NodeVolume, access: Access, device: LoopDevice) -> tuple[str, bool]:
+    """The filesystem on the device, made now if the device is proven empty.
+
+    A mark in the pool stands around the first mkfs: after a crash in the middle of it the image was
+    never mounted, and only then is something formatted that has a signature.
+    """
+    wanted = access.fs_type or volume.filesystem or DEFAULT_FILESYSTEM
+    pool, volume_id = volume.pool, volume.volume.id
+    is_half_made = pool.is_half_formatted(volume_id)
+    found = None if is_half_made else filesystems.content_of(device.path)
+    if found is None:
+        if device.read_only:
+            raise WrongContent(f"volume {volume_id} is empty and cannot be formatted read-only")
+        pool.format_begin(volume_id)
+        failpoints.reached("stage:formatting")
+        filesystems.mkfs(device.path, wanted)
+        pool.format_end(volume_id)
+        return wanted, True
+    if found.fstype != wanted:
+        raise WrongContent(f"volume {volume_id} holds {found.fstype} and not {wanted}; its data is left as it is")
+    return found.fstype, False
+
+
+def _ensure_loop(volume: NodeVolume, seen: Observed, *, read_only: bool) -> tuple[LoopDevice, bool]:
+    """The volume's loop device with its settings, attached now if there is none."""
+    device = seen.read_only_loop if read_only else seen.writable_loop
+    is_new = device is None
+    if device is None:
+        device = loop.attach(volume.data, read_only=read_only, direct_io=volume.direct_io)
+    elif loop.size_of(device.path) < os.stat(volume.data).st_size:
+        loop.grow(device.number)
+    if volume.direct_io and not device.direct_io:
+        log.warning("direct I/O is not possible here", volume=volume.volume_id, device=str(device.path))
+    if volume.settings.read_ahead_kib is not None:
+        loop.set_read_ahead(device.path, volume.settings.read_ahead_kib)
+    return device, is_new
+
+
+def ensure_loop(volume: NodeVolume, *, read_only: bool) -> LoopDevice:
+    """The volume's writable or read-only loop device, attached if need be."""
+    return _ensure_loop(volume, observe(volume), read_only=read_only)[0]
+
+
+def _default_options(fstype: str) -> list[str]:
+    # A filesystem that notices errors stops writing: less is lost, and health can see it.
+    errors = ["errors=remount-ro"] if fstype == "ext4" else []
+    return [*filesystems.mount_options(fstype), *errors]
+
+
+def _live_mount(target: Target) -> Mount | None:
+    """The mount at the path; dead ones are taken away first."""
+    mount = target.mounted()
+    if mount is not None and is_dead(target.path):
+        log.warning("a dead mount was taken away", target=target.path, source=mount.source)
+        target.unmount()
+        return target.mounted()
+    return mount
+
+
+def _check_words(volume: NodeVolume, target: Target, mount: Mount, access: Access, read_only: bool) -> None:
+    wanted = wanted_words(access.mount_flags, read_only)
+    # A filesystem that the kernel turned read-only after errors was asked for read-write once.
+    there = vfs_words(mount) if "ro" in mount.options else vfs_words(mount) - {"ro"}
+    if wanted != there:
+        different = ", ".join(sorted(wanted ^ there))
+        raise MountedDifferently(volume.volume_id, target.path, f"it is mounted with other options ({different})")
+
+
+def _verified(volume: NodeVolume, target: Target) -> None:
+    mount = target.mounted()
+    seen = observe(volume)
+    shown = mount is not None and (
+        _same_file(target.path, volume.data)
+        if volume.is_directory
+        else any(shows_loop(mount, device) for device in seen.loops)
+    )
+    if not shown:
+        raise MountUnverified(f"volume {volume.volume_id} was mounted at {target.path}, but is not there")
+
+
+def _is_mounted(volume: NodeVolume) -> bool:
+    return bool(observe(volume).mounts)
+
+
+def _is_of(mount: Mount, volume: NodeVolume | None, seen: Observed, volume_id: str, pools: Sequence[Path]) -> bool:
+    if any(mount.mount_id == each.mount_id for each in seen.mounts):
+        return True
+    return volume is None and is_ours(mount, volume_id, pools)
+
+
+def _source(mount: Mount) -> str:
+    number = loop_number_behind(mount)
+    return f"/dev/loop{number}" if number is not None else mount.source
+
+
+def _same_file(path: str, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False

@@ -1,0 +1,135 @@
+"""Real pools on real filesystems, and a plugin in a process of its own."""
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moorage.csi.errors import CsiError
+from moorage.host import loop, mountinfo, mounts
+from moorage.plugin.caller import Caller
+from moorage.plugin.process import PluginProcess
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+_MKFS = {"ext4": ["-q", "-F"], "xfs": ["-q", "-m", "reflink=1"], "btrfs": ["-q"]}
+
+
+@contextlib.contextmanager
+def filesystem_in_file(fstype: str, directory: Path, size: int = 8 * GIB):
+    """A mounted filesystem in a sparse file; everything about it is gone afterwards."""
+    image, target = directory / f"{fstype}.img", directory / f"{fstype}-pool"
+    with image.open("wb") as file:
+        file.truncate(size)
+    subprocess.run([f"mkfs.{fstype}", *_MKFS[fstype], str(image)], check=True, capture_output=True)
+    target.mkdir()
+    device = loop.attach(image)
+    try:
+        mounts.mount(device.path, target, fstype)
+        try:
+            yield target
+        finally:
+            mounts.unmount_all(target)
+    finally:
+        loop.detach(device.number)
+        loop.wait_detached(device.number)
+
+
+@pytest.fixture(scope="session")
+def filesystems_(tmp_path_factory):
+    """Filesystems by name, each made when first asked for."""
+    with contextlib.ExitStack() as stack:
+        made = {}
+
+        def get(fstype: str) -> Path:
+            if fstype not in made:
+                directory = tmp_path_factory.mktemp(f"fs-{fstype}")
+                made[fstype] = stack.enter_context(filesystem_in_file(fstype, directory))
+            return made[fstype]
+
+        yield get
+
+
+@pytest.fixture
+def pool_filesystem():
+    """Which filesystem the pool is on; tests override it by parametrizing."""
+    return "xfs"
+
+
+@pytest.fixture
+def pool(filesystems_, pool_filesystem, request):
+    """A fresh pool directory on the wanted filesystem; afterwards nothing of it is mounted or attached."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[-60:]
+    directory = filesystems_(pool_filesystem) / name
+    directory.mkdir()
+    yield directory
+    left = [device.backing_file for device in loop.attached(directory)]
+    for device in loop.attached(directory):
+        for mount in mountinfo.mounts():
+            if mount.source == str(device.path) or mount.device == device.device:
+                mounts.unmount_all(mount.target)
+        loop.detach(device.number)
+    binds = [mount.target for mount in mountinfo.binds_of(directory)]
+    for target in binds:
+        mounts.unmount_all(target)
+    remove_tree(directory)
+    assert left == [], "loop devices were leaked"
+    assert binds == [], "bind mounts were leaked"
+
+
+def remove_tree(directory: Path) -> None:
+    """`rm -rf` that also deletes btrfs subvolumes."""
+    subprocess.run(["rm", "-rf", "--one-file-system", str(directory)], check=False, capture_output=True)
+
+
+@pytest.fixture
+def flags():
+    return []
+
+
+@pytest.fixture
+async def plugin(pool, flags, tmp_path):
+    """A running plugin on the pool. `plugin.log` has its log."""
+    directory = tmp_path / "p"
+    directory.mkdir()
+    async with PluginProcess({"default": pool}, directory=directory, flags=flags) as process:
+        yield process
+
+
+@pytest.fixture
+async def node(plugin, tmp_path):
+    """A caller such as kubelet, with paths of its own; what it left is taken away at the end."""
+    caller = Caller(plugin.client, tmp_path)
+    yield caller
+    if await plugin.is_answering():
+        await caller.leave()
+
+
+@pytest.fixture
+def refused():
+    """`with refused("NOT_FOUND", "words"):` the block must fail with this code and these words."""
+
+    @contextlib.contextmanager
+    def check(code: str, match: str = ""):
+        with pytest.raises(CsiError) as caught:
+            yield caught
+        assert caught.value.code == code, str(caught.value)
+        assert caught.value.message
+        assert match in caught.value.message, caught.value.message
+
+    return check
+
+
+@pytest.fixture
+def write_synced():
+    def write(path, data: bytes) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    return write
