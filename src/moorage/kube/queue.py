@@ -176,6 +176,8 @@ class WorkQueue(Generic[K]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._working.clear()  # a task that was cancelled before its first step has not removed itself
+        queued = set(self._ready)
+        self._ready.extend(key for key in self._waiting if key not in queued)  # nor put its key back
         self._begun_at.clear()
         self._has_ended = True
         self._idle.set()

@@ -1,0 +1,1 @@
+"""The attacher: VolumeAttachments become published volumes, and back. Start reading at: `run.Attacher`."""

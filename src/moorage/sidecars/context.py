@@ -1,0 +1,113 @@
+"""What all roles of a process share: the driver, the API client, one informer per kind, settings and metrics.
+
+Owns: nothing by itself; `run.py` builds it, and the roles only read it.
+Start reading at: `Context`, `Part`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moorage.kube.client import Client
+from moorage.kube.events import Recorder
+from moorage.kube.informer import Informer, Informers
+from moorage.kube.objects import (
+    CSINode,
+    KubeObject,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    VolumeAttachment,
+)
+from moorage.kube.queue import WorkQueue
+from moorage.kube.selectors import node_matches
+from moorage.sidecars.driver import Driver
+from moorage.sidecars.metrics import Metrics
+from moorage.sidecars.settings import Settings, Surroundings
+
+
+class NodeLabels(KubeObject, frozen=True):
+    """A node without its spec and status: the sidecars only read its labels, and a status is large."""
+
+    resource = Node.resource
+
+
+class Part(Protocol):
+    """A role at work. `run` starts from nothing each time: it looks at every object first, then at what changes."""
+
+    async def run(self) -> None: ...
+
+
+@dataclass
+class Context:
+    """The surroundings of every role in this process."""
+
+    settings: Settings
+    around: Surroundings
+    driver: Driver
+    client: Client
+    informers: Informers
+    metrics: Metrics
+    on_exhausted: list[Callable[[str], None]] = field(default_factory=list)  # told the class that found no room
+
+    @property
+    def claims(self) -> Informer[PersistentVolumeClaim]:
+        informer = self.informers.of(PersistentVolumeClaim)
+        informer.index("uid", lambda claim: [claim.uid])
+        return informer
+
+    @property
+    def volumes(self) -> Informer[PersistentVolume]:
+        informer = self.informers.of(PersistentVolume)
+        informer.index("claim", _claim_uid)
+        return informer
+
+    @property
+    def classes(self) -> Informer[StorageClass]:
+        return self.informers.of(StorageClass)
+
+    @property
+    def csi_nodes(self) -> Informer[CSINode]:
+        return self.informers.of(CSINode)
+
+    @property
+    def nodes(self) -> Informer[NodeLabels]:
+        return self.informers.of(NodeLabels)
+
+    @property
+    def attachments(self) -> Informer[VolumeAttachment]:
+        informer = self.informers.of(VolumeAttachment)
+        informer.index("volume", _attached_volume)
+        return informer
+
+    def queue(self, name: str) -> WorkQueue[str]:
+        start_s, max_s = self.settings.retry_interval_start_s, self.settings.retry_interval_max_s
+        return WorkQueue(name, start_s=start_s, max_s=max_s)
+
+    def recorder(self, component: str) -> Recorder:
+        return Recorder(self.client, component, self.around.node_name)
+
+    def is_local(self, volume: PersistentVolume) -> bool:
+        """Whether this process is the one to handle the volume: always, unless each node handles its own."""
+        if not self.settings.node_deployment:
+            return True
+        affinity = volume.spec.node_affinity
+        required = affinity.required if affinity is not None else None
+        return node_matches(required, self.driver.node.segments, self.around.node_name)
+
+
+async def synced(*informers: Informer[Any]) -> None:
+    """Return when each of the informers has taken in its first list."""
+    for informer in informers:
+        await informer.wait_synced()
+
+
+def _claim_uid(volume: PersistentVolume) -> list[str]:
+    reference = volume.spec.claim_ref
+    return [reference.uid] if reference is not None and reference.uid else []
+
+
+def _attached_volume(attachment: VolumeAttachment) -> list[str]:
+    name = attachment.spec.source.persistent_volume_name
+    return [name] if name else []

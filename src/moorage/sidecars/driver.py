@@ -1,0 +1,184 @@
+"""The one connection to the driver, shared by all roles: what the driver can do, and whether it is there.
+
+Owns: connecting, probing, discovering, noticing a loss, and discovering anew. The official sidecars exit when the
+connection is lost; here the roles are stopped, and started again with what the driver says it can do then.
+May not touch: the Kubernetes API.
+Start reading at: `Driver.discover`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
+from moorage.csi.errors import CsiError
+from moorage.log import get_logger
+from moorage.sidecars.errors import SidecarError
+
+log = get_logger(__name__)
+
+_CONNECT_TRY_S = 10.0
+_DISCOVER_TIMEOUT_S = 10.0
+_PROBE_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the driver said it can do, by the names that the protocol has for it."""
+
+    plugin: frozenset[str] = frozenset()
+    rpcs: frozenset[str] = frozenset()
+    group: frozenset[str] = frozenset()
+    node: frozenset[str] = frozenset()
+
+    def controller(self, name: str) -> bool:
+        """Whether the controller service exists and has this capability."""
+        return "CONTROLLER_SERVICE" in self.plugin and name in self.rpcs
+
+    @property
+    def has_topology(self) -> bool:
+        return "VOLUME_ACCESSIBILITY_CONSTRAINTS" in self.plugin
+
+    @property
+    def single_node_multi_writer(self) -> bool:
+        return self.controller("SINGLE_NODE_MULTI_WRITER")
+
+    @property
+    def attaches(self) -> bool:
+        return self.controller("PUBLISH_UNPUBLISH_VOLUME")
+
+    @property
+    def resizes(self) -> bool:
+        expands_on_node = "CONTROLLER_SERVICE" in self.plugin and "EXPAND_VOLUME" in self.node
+        return self.controller("EXPAND_VOLUME") or expands_on_node
+
+    @property
+    def groups(self) -> bool:
+        return "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT" in self.group
+
+    @property
+    def reports_health(self) -> bool:
+        by_condition = self.controller("VOLUME_CONDITION") and (
+            self.controller("LIST_VOLUMES") or self.controller("GET_VOLUME")
+        )
+        return by_condition or self.controller("GET_VOLUME_HEALTH") or self.controller("LIST_VOLUME_HEALTH")
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """This node, as the driver sees it (only asked for with --node-deployment)."""
+
+    node_id: str = ""
+    segments: dict[str, str] = field(default_factory=dict)
+
+
+class Driver:
+    """The driver behind one socket."""
+
+    def __init__(self, address: str, observe: Callable[[str, str, str, float], None] | None = None) -> None:
+        self.name = "unknown-driver"
+        self.capabilities = Capabilities()
+        self.node = NodeInfo()
+        self._observe = observe
+        self._lost = asyncio.Event()
+        self.client = CsiClient(address, on_connection_lost=self._lost.set, observe=self._measure)
+
+    async def discover(self, ask_node: bool = False) -> None:
+        """Wait until the driver is there and ready, then learn its name and what it can do."""
+        await self._connected()
+        self._lost.clear()
+        while True:
+            try:
+                await self._ready()
+                await self._learn(ask_node)
+                return
+            except CsiError as error:
+                log.warning("driver does not answer", address=str(self.client.path), reason=str(error))
+            await asyncio.sleep(_PROBE_PAUSE_S)
+
+    async def wait_lost(self) -> None:
+        """Return when the connection has been lost since the last discovery."""
+        await self._lost.wait()
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def _connected(self) -> None:
+        while True:
+            try:
+                await self.client.wait_connected(_CONNECT_TRY_S)
+                return
+            except CsiError:
+                log.info("still connecting", address=str(self.client.path))
+
+    async def _ready(self) -> None:
+        while True:
+            answer = await self.client.Probe(pb.ProbeRequest(), timeout_s=_DISCOVER_TIMEOUT_S)
+            if not answer.HasField("ready") or answer.ready.value:
+                return
+            log.info("driver is not ready yet", address=str(self.client.path))
+            await asyncio.sleep(_PROBE_PAUSE_S)
+
+    async def _learn(self, ask_node: bool) -> None:
+        info = await self.client.GetPluginInfo(pb.GetPluginInfoRequest(), timeout_s=_DISCOVER_TIMEOUT_S)
+        if not info.name:
+            raise SidecarError(f"the driver at {self.client.path} has no name: GetPluginInfo returned an empty one")
+        plugin = await self._plugin_capabilities()
+        rpcs: frozenset[str] = frozenset()
+        group: frozenset[str] = frozenset()
+        if "CONTROLLER_SERVICE" in plugin:
+            rpcs = await self._controller_capabilities()
+        if "GROUP_CONTROLLER_SERVICE" in plugin:
+            group = await self._group_capabilities()
+        self.capabilities = Capabilities(plugin, rpcs, group, await self._node_capabilities())
+        if ask_node:
+            answer = await self.client.NodeGetInfo(pb.NodeGetInfoRequest(), timeout_s=_DISCOVER_TIMEOUT_S)
+            self.node = NodeInfo(answer.node_id, dict(answer.accessible_topology.segments))
+        self.name = info.name
+        log.info("driver found", driver=self.name, version=info.vendor_version, capabilities=len(rpcs))
+
+    async def _plugin_capabilities(self) -> frozenset[str]:
+        request = pb.GetPluginCapabilitiesRequest()
+        answer = await self.client.GetPluginCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
+        names = set()
+        for capability in answer.capabilities:
+            if capability.HasField("service"):
+                names.add(_name(pb.PluginCapability.Service.Type, capability.service.type))
+            else:
+                kind = _name(pb.PluginCapability.VolumeExpansion.Type, capability.volume_expansion.type)
+                names.add(f"EXPANSION_{kind}")
+        return frozenset(names)
+
+    async def _controller_capabilities(self) -> frozenset[str]:
+        request = pb.ControllerGetCapabilitiesRequest()
+        answer = await self.client.ControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
+        return frozenset(_name(pb.ControllerServiceCapability.RPC.Type, c.rpc.type) for c in answer.capabilities)
+
+    async def _group_capabilities(self) -> frozenset[str]:
+        request = pb.GroupControllerGetCapabilitiesRequest()
+        answer = await self.client.GroupControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
+        return frozenset(_name(pb.GroupControllerServiceCapability.RPC.Type, c.rpc.type) for c in answer.capabilities)
+
+    async def _node_capabilities(self) -> frozenset[str]:
+        """A controller-only driver may not serve the node service at all."""
+        request = pb.NodeGetCapabilitiesRequest()
+        try:
+            answer = await self.client.NodeGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
+        except CsiError as error:
+            if not error.is_unimplemented:
+                raise
+            return frozenset()
+        return frozenset(_name(pb.NodeServiceCapability.RPC.Type, c.rpc.type) for c in answer.capabilities)
+
+    def _measure(self, path: str, code: str, seconds: float) -> None:
+        if self._observe is not None:
+            self._observe(self.name, path, code, seconds)
+
+
+def _name(kind: object, number: int) -> str:
+    """The enum value's name, or its number when a newer protocol has one that we do not know."""
+    try:
+        return str(kind.Name(number))  # type: ignore[attr-defined]
+    except ValueError:
+        return str(number)

@@ -1,0 +1,43 @@
+"""Errors of the sidecars, and what a failed attempt to provision says about the volume.
+
+Owns: the classes that workers tell apart. A `SidecarError` brings its key back after the queue's back-off.
+Start reading at: `State`, `ProvisionError`.
+"""
+
+from enum import Enum
+
+from moorage.errors import MoorageError
+
+
+class SidecarError(MoorageError):
+    """Something could not be done now; it will be tried again."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class BadParameters(SidecarError):
+    """A class, a claim or a secret reference says something that cannot be carried out."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class State(Enum):
+    """What is known about the volume after a failed attempt."""
+
+    FINISHED = "finished"  # there is no volume and nothing is running
+    BACKGROUND = "background"  # a volume may exist or may still appear: ask again until the answer is final
+    NO_CHANGE = "no-change"  # the driver was not asked; what was known before still holds
+    RESCHEDULE = "reschedule"  # no room where the scheduler wanted it: let it choose again
+    INFEASIBLE = "infeasible"  # asking again for the same thing is pointless for a while
+
+
+class ProvisionError(SidecarError):
+    """An attempt to provision a claim failed, and `state` says in which way."""
+
+    def __init__(self, message: str, state: State = State.NO_CHANGE) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class NotOurs(SidecarError):
+    """The claim is somebody else's to provision; nothing is to be done and nothing to be said."""

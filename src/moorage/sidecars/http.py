@@ -1,0 +1,69 @@
+"""The HTTP endpoint of the process: /metrics, /healthz and /healthz/leader-election.
+
+Owns: the listener. What is healthy is said by the checks that it is given.
+Start reading at: `serve`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from moorage.errors import UsageError
+from moorage.log import get_logger
+from moorage.sidecars.metrics import Metrics
+
+log = get_logger(__name__)
+
+Check = Callable[[], Awaitable[tuple[int, str]]]
+
+
+def address_from(text: str) -> tuple[str, int]:
+    """`:8080` or `host:8080` as host and port."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"{text!r}: want an address such as :8080 or 127.0.0.1:8080")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+@asynccontextmanager
+async def serve(
+    host: str, port: int, checks: Mapping[str, Check], metrics: Metrics | None = None, metrics_path: str = "/metrics"
+) -> AsyncIterator[int]:
+    """Listen while the block runs; gives the port, which matters when 0 was asked for."""
+    app = web.Application()
+    for path, check in checks.items():
+        app.router.add_get(path, _answering(check))
+    if metrics is not None:
+
+        async def page(_: web.Request) -> web.Response:
+            return web.Response(body=metrics.page(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+        app.router.add_get(metrics_path, page)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        listening = int(runner.addresses[0][1])
+        log.info("listening", address=f"{host}:{listening}")
+        yield listening
+    finally:
+        await runner.cleanup()
+
+
+async def all_healthy(checks: Mapping[str, Check]) -> tuple[int, str]:
+    """200 when every check says so, otherwise the first that does not."""
+    for name, check in checks.items():
+        status, text = await check()
+        if status != 200:
+            return status, f"{name}: {text}"
+    return 200, "ok"
+
+
+def _answering(check: Check) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        status, text = await check()
+        return web.Response(status=status, text=text)
+
+    return answer

@@ -1,0 +1,28 @@
+"""The liveness probe: is the driver there, asked over a new connection each time.
+
+Owns: one check. A connection that is kept could stay up while new callers are refused, so none is kept.
+"""
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
+from moorage.csi.errors import CsiError
+
+
+class LivenessProbe:
+    """Stands for livenessprobe."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+
+    async def check(self) -> tuple[int, str]:
+        """200 and `ok`, or 500 and why."""
+        try:
+            async with CsiClient(self._address, timeout_s=self._timeout_s) as client:
+                await client.wait_connected(self._timeout_s)
+                answer = await client.Probe(pb.ProbeRequest(), timeout_s=self._timeout_s)
+        except CsiError as error:
+            return 500, f"the driver does not answer: {error}"
+        if answer.HasField("ready") and not answer.ready.value:
+            return 500, "the driver says that it is not ready"
+        return 200, "ok"

@@ -1,0 +1,1 @@
+"""The provisioner: claims become volumes, and released volumes are deleted. Start reading at: `run.Provisioner`."""

@@ -1,0 +1,93 @@
+"""One attempt to make a volume: everything that is needed to repeat the call and to save what it made.
+
+Owns: the record and its text for the journal. An attempt is kept, unchanged, until the driver's answer is final, so
+that every repetition asks for exactly the same; and it needs neither the claim nor the class any more.
+Start reading at: `Attempt`.
+"""
+
+import base64
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from moorage.csi import csi_pb2 as pb
+from moorage.kube.objects import ObjectReference, SecretReference
+from moorage.sidecars.provisioner.sources import DataSource
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What was decided before CreateVolume was called."""
+
+    claim: ObjectReference
+    class_name: str
+    class_uid: str
+    request: pb.CreateVolumeRequest  # without secrets
+    skeleton: dict[str, Any]
+    secret: SecretReference | None
+    has_selected_node: bool
+    source: DataSource | None
+    source_is_required: bool
+
+    @property
+    def name(self) -> str:
+        return self.request.name
+
+    @property
+    def requested_bytes(self) -> int:
+        return self.request.capacity_range.required_bytes
+
+    @property
+    def source_kind(self) -> str:
+        return self.source.kind if self.source is not None else ""
+
+
+class _Written(msgspec.Struct):
+    claim: ObjectReference
+    class_name: str
+    class_uid: str
+    request: bytes
+    skeleton: dict[str, Any]
+    secret: SecretReference | None
+    has_selected_node: bool
+    source: tuple[str, str, str, str, bool] | None
+    source_is_required: bool
+
+
+def to_text(attempt: Attempt) -> str:
+    """The attempt for the journal; secrets are named, never held."""
+    source = attempt.source
+    written = _Written(
+        claim=attempt.claim,
+        class_name=attempt.class_name,
+        class_uid=attempt.class_uid,
+        request=attempt.request.SerializeToString(deterministic=True),
+        skeleton=attempt.skeleton,
+        secret=attempt.secret,
+        has_selected_node=attempt.has_selected_node,
+        source=(source.group, source.kind, source.namespace, source.name, source.crosses) if source else None,
+        source_is_required=attempt.source_is_required,
+    )
+    return base64.b64encode(zlib.compress(msgspec.json.encode(written), 1)).decode()
+
+
+def from_text(text: str) -> Attempt:
+    """The attempt that `to_text` wrote; ValueError when the text is not one."""
+    try:
+        written = msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=_Written)
+        request = pb.CreateVolumeRequest.FromString(written.request)
+    except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+        raise ValueError(f"not an attempt: {error}") from error
+    return Attempt(
+        claim=written.claim,
+        class_name=written.class_name,
+        class_uid=written.class_uid,
+        request=request,
+        skeleton=written.skeleton,
+        secret=written.secret,
+        has_selected_node=written.has_selected_node,
+        source=DataSource(*written.source) if written.source else None,
+        source_is_required=written.source_is_required,
+    )

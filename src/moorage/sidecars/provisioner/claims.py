@@ -1,0 +1,252 @@
+"""The claim worker: one claim at a time from "asked of us" to a saved PersistentVolume.
+
+Owns: the attempts under way and the claims that are not worth asking again for a while.
+May not touch: binding; the volume is saved with its claimRef and the binder does the rest.
+Start reading at: `ClaimWorker.sync`.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.kube.errors import AlreadyExists, ApiError, NotFound
+from moorage.kube.events import Recorder
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from moorage.kube.queue import WorkQueue
+from moorage.log import get_logger
+from moorage.sidecars import names
+from moorage.sidecars.context import Context
+from moorage.sidecars.edits import remove_annotation, update_whole
+from moorage.sidecars.errors import NotOurs, ProvisionError, SidecarError, State
+from moorage.sidecars.provisioner import volume as volumes
+from moorage.sidecars.provisioner.attempt import Attempt
+from moorage.sidecars.provisioner.decide import class_name_of, state_after, volume_name, why_not_provision
+from moorage.sidecars.provisioner.journal import Journal
+from moorage.sidecars.provisioner.ownership import Ownership
+from moorage.sidecars.provisioner.prepare import Preparer
+from moorage.sidecars.provisioner.protection import SourceProtection
+from moorage.sidecars.secrets import read_secret
+from moorage.sidecars.slow import SlowSet
+
+log = get_logger(__name__)
+
+_INFEASIBLE_S = 300.0
+_SAY_AFTER_S = 1.0
+_CLEANUPS = 5
+_CLEANUP_S = 10.0
+
+
+class ClaimWorker:
+    """Provisions claims; `sync` is the work of the queue `claims`, whose keys are UIDs."""
+
+    def __init__(self, context: Context, queue: WorkQueue[str], events: Recorder, journal: Journal) -> None:
+        self._context = context
+        self._queue = queue
+        self._events = events
+        self._journal = journal
+        self._prepare = Preparer(context)
+        self._protection = SourceProtection(context)
+        self._ownership = Ownership(context)
+        self._identity = volumes.identity_of(context.driver.name, context.around.node_name)
+        self._slow: SlowSet[tuple[str, str]] = SlowSet(_INFEASIBLE_S)
+        self.attempts: dict[str, Attempt] = {}
+
+    async def sync(self, uid: str) -> float | None:
+        """Take one claim a step further; the queue brings it back when this raises or returns seconds."""
+        attempt = self.attempts.get(uid)
+        if attempt is None:
+            claim = self._claim(uid)
+            if claim is None:
+                return None
+            storage_class = self._context.classes.get(class_name_of(claim))
+            if why_not_provision(claim, storage_class, self._context.driver.name) or self._is_saved(uid):
+                return None
+            if storage_class is None:
+                raise SidecarError(f"claim {claim.key}: class {class_name_of(claim)!r} does not exist")
+            wait_s = self._slow.left_s((uid, storage_class.uid)) or await self._ownership.wait_s(claim, storage_class)
+            if wait_s is None or wait_s > 0:
+                return wait_s
+            return await self._begin(claim, storage_class)
+        if self._is_saved(uid):
+            self._end(uid)
+            return None
+        return await self._carry_out(uid, attempt)
+
+    def adopt(self, found: dict[str, Attempt]) -> None:
+        """Take over what an earlier leader, or this process before it died, had begun."""
+        for uid, attempt in found.items():
+            self.attempts.setdefault(uid, attempt)
+        for uid in self.attempts:
+            self._queue.add(uid)
+
+    async def _begin(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> float | None:
+        uid = claim.uid
+        try:
+            attempt = await self._prepare.attempt(claim, storage_class)
+            if attempt.source is not None:
+                await self._protection.protect(attempt.source)
+        except NotOurs as reason:
+            self._events.normal(claim, "Provisioning", str(reason))
+            return None
+        except (ProvisionError, ApiError) as error:
+            state = error.state if isinstance(error, ProvisionError) else State.NO_CHANGE
+            return await self._failed(uid, claim, storage_class.name, storage_class.uid, str(error), state)
+        # From here on the claim may vanish: the attempt alone is enough to reach an end.
+        self.attempts[uid] = attempt
+        await self._journal.note(uid, attempt)
+        return await self._carry_out(uid, attempt)
+
+    async def _carry_out(self, uid: str, attempt: Attempt) -> float | None:
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        text = f"asking driver {self._context.driver.name} to make a volume for class {attempt.class_name}"
+        saying = loop.call_later(_SAY_AFTER_S, self._events.normal, attempt.claim, "Provisioning", text)
+        try:
+            made = await self._create(attempt)
+            await self._save(attempt, made)
+        except ProvisionError as error:
+            about = self._claim(uid) or attempt.claim
+            return await self._failed(uid, about, attempt.class_name, attempt.class_uid, str(error), error.state)
+        finally:
+            saying.cancel()
+        self._end(uid)
+        self._context.metrics.provisioned.succeeded(started, attempt.class_name, attempt.source_kind)
+        self._events.normal(attempt.claim, "ProvisioningSucceeded", f"Successfully provisioned volume {attempt.name}")
+        log.info("volume provisioned", claim=f"{attempt.claim.namespace}/{attempt.claim.name}", volume=attempt.name)
+        if attempt.source is not None and attempt.source.is_snapshot:
+            await self._protection.release_snapshot(attempt.source)
+        return None
+
+    async def _create(self, attempt: Attempt) -> pb.Volume:
+        context = self._context
+        request = pb.CreateVolumeRequest()
+        request.CopyFrom(attempt.request)
+        timeout_s = context.settings.timeout_for("provisioner")
+        try:
+            request.secrets.update(await read_secret(context.client, attempt.secret))
+        except (SidecarError, ApiError) as error:
+            raise ProvisionError(str(error), State.NO_CHANGE) from error
+        try:
+            response = await context.driver.client.CreateVolume(request, timeout_s=timeout_s)
+        except CsiError as error:
+            if error.code == "RESOURCE_EXHAUSTED":
+                for tell in context.on_exhausted:
+                    tell(attempt.class_name)
+            state = state_after(error, context.driver.capabilities.has_topology, attempt.has_selected_node)
+            raise ProvisionError(str(error), state) from error
+        made = response.volume
+        fault = _fault_of(attempt, made)
+        if fault:
+            await self._undo(made.volume_id, dict(request.secrets), fault)
+        return made
+
+    async def _undo(self, volume_id: str, secrets: dict[str, str], fault: str) -> None:
+        """A volume that is not what was asked for must go again; only then is the attempt over."""
+        request = pb.DeleteVolumeRequest(volume_id=volume_id, secrets=secrets)
+        deadline = time.monotonic() + _CLEANUP_S
+        reason = ""
+        for _ in range(_CLEANUPS):
+            try:
+                left_s = max(0.1, deadline - time.monotonic())
+                await self._context.driver.client.DeleteVolume(request, timeout_s=left_s)
+                raise ProvisionError(f"{fault}; it was deleted again", State.FINISHED)
+            except CsiError as error:
+                reason = str(error)
+        raise ProvisionError(f"{fault}, and deleting it again failed: {reason}", State.BACKGROUND)
+
+    async def _save(self, attempt: Attempt, made: pb.Volume) -> None:
+        document = volumes.document(attempt.skeleton, made, attempt.requested_bytes, self._identity)
+        try:
+            self._context.volumes.remember(await self._context.client.create(PersistentVolume, document))
+        except AlreadyExists:
+            await self._settle(attempt, made, document)
+        except ApiError as error:
+            message = f"volume {made.volume_id} was made, but its PersistentVolume could not be saved: {error}"
+            raise ProvisionError(message, State.BACKGROUND) from error
+
+    async def _settle(self, attempt: Attempt, made: pb.Volume, document: dict[str, Any]) -> None:
+        """The PersistentVolume is there already: an earlier save of ours, or another instance's."""
+        try:
+            saved = await self._context.client.find(PersistentVolume, attempt.name)
+        except ApiError as error:
+            raise ProvisionError(str(error), State.BACKGROUND) from error
+        if saved is None:
+            raise ProvisionError(f"PersistentVolume {attempt.name} came and went", State.BACKGROUND)
+        self._context.volumes.remember(saved)
+        theirs = saved.spec.csi
+        if theirs is not None and (theirs.driver, theirs.volume_handle) == (self._context.driver.name, made.volume_id):
+            return
+        used = any(v.spec.csi is not None and v.spec.csi.volume_handle == made.volume_id for v in self._context.volumes)
+        log.warning("volume was made twice", claim=attempt.claim.name, spare=made.volume_id, is_used=used)
+        if not used:
+            secrets = await read_secret(self._context.client, attempt.secret)
+            fault = f"PersistentVolume {attempt.name} stands for another volume than {made.volume_id}"
+            await self._undo(made.volume_id, secrets, fault)
+
+    async def _failed(
+        self, uid: str, about: Any, class_name: str, class_uid: str, reason: str, state: State
+    ) -> float | None:
+        """Say what went wrong and what comes next, and arrange for it."""
+        self._context.metrics.provisioned.failed(class_name, "")
+        message = f'failed to provision volume with StorageClass "{class_name}": {reason}'
+        if state in (State.FINISHED, State.INFEASIBLE, State.RESCHEDULE):
+            self._end(uid)
+        if state is State.RESCHEDULE and isinstance(about, PersistentVolumeClaim):
+            self._ownership.decline(uid)
+            self._events.warning(about, "ProvisioningFailed", f"{message}; the scheduler is asked for another node")
+            if await self._reschedule(about):
+                return None
+        elif state is State.INFEASIBLE:
+            note = f"the request cannot be met as it is; it is tried again in {_INFEASIBLE_S / 60:.0f} minutes"
+            self._events.warning(about, "ProvisioningFailed", f"{message}; {note}")
+            self._slow.add((uid, class_uid))
+            return self._slow.left_s((uid, class_uid))
+        else:
+            note = "the volume may still appear, so it is asked for again" if state is State.BACKGROUND else "retried"
+            self._events.warning(about, "ProvisioningFailed", f"{message}; {note} with growing pauses")
+        log.warning("provisioning failed", claim=uid, state=state.value, reason=reason)
+        raise ProvisionError(message, state)
+
+    async def _reschedule(self, claim: PersistentVolumeClaim) -> bool:
+        change = remove_annotation(names.SELECTED_NODE, names.SELECTED_NODE_ALPHA)
+        try:
+            changed = await update_whole(
+                self._context.client, PersistentVolumeClaim, claim.name, claim.namespace, change
+            )
+        except NotFound:
+            return True
+        except ApiError as error:
+            log.warning("selected node could not be removed", claim=claim.key, reason=str(error))
+            return False
+        if changed is None:
+            return False
+        self._context.claims.remember(changed)
+        return True
+
+    def _claim(self, uid: str) -> PersistentVolumeClaim | None:
+        found = self._context.claims.at("uid", uid)
+        return found[0] if found else None
+
+    def _is_saved(self, uid: str) -> bool:
+        """A PersistentVolume for this very claim exists, whatever its prefix."""
+        settings, driver = self._context.settings, self._context.driver.name
+        name = volume_name(settings.volume_name_prefix, settings.volume_name_uuid_length, uid)
+        candidates = self._context.volumes.at("claim", uid)
+        return any(v.name == name or v.annotations.get(names.PROVISIONED_BY) == driver for v in candidates)
+
+    def _end(self, uid: str) -> None:
+        if self.attempts.pop(uid, None) is not None:
+            self._journal.forget(uid)
+
+
+def _fault_of(attempt: Attempt, made: pb.Volume) -> str:
+    """What is wrong with a volume that the driver says it made, or the empty string."""
+    if not made.volume_id:
+        raise ProvisionError("CreateVolume returned a volume without an id", State.BACKGROUND)
+    if made.capacity_bytes and made.capacity_bytes < attempt.requested_bytes:
+        return f"volume {made.volume_id} has {made.capacity_bytes} bytes, fewer than {attempt.requested_bytes}"
+    if attempt.source_is_required and not made.HasField("content_source"):
+        return f"volume {made.volume_id} was made without its data source"
+    return ""

@@ -1,0 +1,95 @@
+"""Is this claim ours to provision, is this volume ours to delete? Pure decisions on typed objects.
+
+Owns: the conditions of the claim and volume syncs.
+Start reading at: `why_not_provision`, `should_delete`, `finalizer_wanted`.
+"""
+
+from moorage.csi.errors import CsiError
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from moorage.kube.quantity import bytes_of
+from moorage.sidecars import names
+from moorage.sidecars.errors import State
+
+
+def class_name_of(claim: PersistentVolumeClaim) -> str:
+    return claim.annotations.get(names.CLASS_BETA) or claim.spec.storage_class_name or ""
+
+
+def provisioner_of(claim: PersistentVolumeClaim) -> str:
+    return claim.annotations.get(names.PROVISIONER) or claim.annotations.get(names.PROVISIONER_BETA, "")
+
+
+def selected_node_of(claim: PersistentVolumeClaim) -> str:
+    return claim.annotations.get(names.SELECTED_NODE) or claim.annotations.get(names.SELECTED_NODE_ALPHA, "")
+
+
+def requested_bytes(claim: PersistentVolumeClaim) -> int:
+    return bytes_of(claim.spec.resources.requests.get("storage"))
+
+
+def waits_for_consumer(storage_class: StorageClass) -> bool:
+    return storage_class.volume_binding_mode == "WaitForFirstConsumer"
+
+
+def is_candidate(claim: PersistentVolumeClaim, driver: str) -> bool:
+    """Worth queueing: unbound and asked of this driver. Everything else is decided by the worker."""
+    if claim.spec.volume_name or claim.is_deleting:
+        return False
+    return provisioner_of(claim) == driver or claim.annotations.get(names.MIGRATED_TO) == driver
+
+
+def why_not_provision(claim: PersistentVolumeClaim, storage_class: StorageClass | None, driver: str) -> str:
+    """Why nothing is to be done for a candidate now, or the empty string. A missing class is an error elsewhere."""
+    if not is_candidate(claim, driver):
+        return "not asked of this driver, or already bound"
+    if storage_class is None:
+        return ""
+    if storage_class.provisioner != driver and claim.annotations.get(names.MIGRATED_TO) != driver:
+        return "its class now names another provisioner"
+    if waits_for_consumer(storage_class) and not selected_node_of(claim):
+        return "waits for its first consumer"
+    return ""
+
+
+def volume_name(prefix: str, uuid_length: int, uid: str) -> str:
+    """The name of both the CSI volume and the PersistentVolume."""
+    return f"{prefix}-{uid}" if uuid_length < 0 else f"{prefix}-{uid.replace('-', '')[:uuid_length]}"
+
+
+def state_after(error: CsiError, has_topology: bool, has_selected_node: bool) -> State:
+    """What a failed CreateVolume says about the volume."""
+    if not error.is_final:
+        return State.BACKGROUND
+    if error.code == "RESOURCE_EXHAUSTED":
+        return State.RESCHEDULE if has_topology and has_selected_node else State.FINISHED
+    return State.INFEASIBLE if error.code == "INVALID_ARGUMENT" else State.FINISHED
+
+
+def is_our_volume(volume: PersistentVolume, driver: str) -> bool:
+    """Made by us, migrated to us, or written by hand for our driver."""
+    made_by = volume.annotations.get(names.PROVISIONED_BY)
+    if made_by is not None:
+        return driver in (made_by, volume.annotations.get(names.MIGRATED_TO))
+    return volume.spec.csi is not None and volume.spec.csi.driver == driver
+
+
+def should_delete(volume: PersistentVolume, driver: str) -> bool:
+    """Released, to be deleted, and not already past it."""
+    spec = volume.spec
+    if not is_our_volume(volume, driver) or spec.csi is None:
+        return False
+    if volume.status.phase != "Released" or spec.persistent_volume_reclaim_policy != "Delete":
+        return False
+    return not volume.is_deleting or names.VOLUME_FINALIZER in volume.finalizers
+
+
+def finalizer_wanted(volume: PersistentVolume, driver: str) -> bool | None:
+    """True to add our finalizer, False to take it away, None to leave it as it is."""
+    has = names.VOLUME_FINALIZER in volume.finalizers
+    if not is_our_volume(volume, driver) or volume.spec.csi is None:
+        return None
+    if volume.spec.persistent_volume_reclaim_policy != "Delete":
+        return False if has else None
+    if not has and not volume.is_deleting and volume.status.phase == "Bound":
+        return True
+    return None

@@ -1,0 +1,155 @@
+"""A durable note of every volume that is being made, so that a crash leaks none.
+
+A process that dies between CreateVolume and saving the PersistentVolume leaves a volume that only the claim leads to;
+if the claim is deleted meanwhile, nothing does. So each attempt is written down first, in the annotations of one Lease
+(leases are what every provisioner's account may already write), and driven to its end by whoever starts next.
+Many attempts share one write: those that arrive while a write is under way go with the next one.
+
+Owns: that Lease.
+May not touch: what an attempt means.
+Start reading at: `Journal.note`, `Journal.run`.
+"""
+
+import asyncio
+
+from moorage.kube.client import Client
+from moorage.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
+from moorage.kube.objects import Lease
+from moorage.log import get_logger
+from moorage.sidecars.provisioner.attempt import Attempt, from_text, to_text
+
+log = get_logger(__name__)
+
+_PREFIX = "intent.moorage.dev/"
+_LARGEST_BYTES = 200_000  # all annotations of an object together may have 256 KiB
+_FORGET_AFTER_S = 2.0
+_RETRY_S = 1.0
+
+
+class Journal:
+    """The intents of one provisioner. `run` must be running for `note` to return."""
+
+    def __init__(self, client: Client, name: str, namespace: str) -> None:
+        self._client = client
+        self._name = name
+        self._namespace = namespace
+        self._mine: dict[str, str] = {}
+        self._forgotten: set[str] = set()
+        self._lease: Lease | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._wake = asyncio.Event()
+        self.is_enabled = True
+        self.writes = 0
+
+    async def load(self) -> dict[str, Attempt]:
+        """Every attempt that was noted and not forgotten, by claim UID."""
+        self._mine.clear()
+        self._forgotten.clear()
+        if not self.is_enabled:
+            return {}
+        try:
+            self._lease = await self._client.find(Lease, self._name, self._namespace)
+        except Forbidden as error:
+            self._disable(error)
+            return {}
+        found: dict[str, Attempt] = {}
+        for key, text in (self._lease.annotations if self._lease else {}).items():
+            if not key.startswith(_PREFIX):
+                continue
+            uid = key.removeprefix(_PREFIX)
+            try:
+                found[uid] = from_text(text)
+                self._mine[uid] = text
+            except ValueError as error:
+                log.warning("intent cannot be read and is dropped", uid=uid, reason=str(error))
+                self._forgotten.add(uid)
+        return found
+
+    async def note(self, uid: str, attempt: Attempt) -> None:
+        """Return when the attempt is safe: written down, or known to be impossible to write down."""
+        if not self.is_enabled:
+            return
+        text = to_text(attempt)
+        if sum(map(len, self._mine.values())) + len(text) > _LARGEST_BYTES:
+            log.warning("too many volumes are being made to note one more", claim=attempt.claim.name)
+            return
+        self._mine[uid] = text
+        self._forgotten.discard(uid)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._wake.set()
+        await waiter
+
+    def forget(self, uid: str) -> None:
+        """The attempt is over; the note goes with the next write, or soon."""
+        if self._mine.pop(uid, None) is not None:
+            self._forgotten.add(uid)
+            if not self._wake.is_set():
+                asyncio.get_running_loop().call_later(_FORGET_AFTER_S, self._wake.set)
+
+    async def run(self) -> None:
+        """Write until cancelled; what is still to be forgotten then is left for the next start."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if self.is_enabled and (self._waiters or self._forgotten):
+                    await self._flush()
+        finally:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.cancel()
+
+    async def _flush(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        try:
+            while not await self._write():
+                await asyncio.sleep(_RETRY_S)
+        except BaseException:
+            self._waiters = waiters + self._waiters
+            raise
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _write(self) -> bool:
+        """One attempt to write; False when it should be tried again after a pause."""
+        try:
+            for _ in range(5):
+                try:
+                    await self._put()
+                    return True
+                except (Conflict, AlreadyExists, NotFound):
+                    self._lease = await self._client.find(Lease, self._name, self._namespace)
+            return False
+        except (Forbidden, Invalid) as error:
+            self._disable(error)
+            return True
+        except ApiError as error:
+            log.warning("intents could not be written; volumes wait", lease=self._name, reason=str(error))
+            return False
+
+    async def _put(self) -> None:
+        gone = set(self._forgotten)
+        metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
+        annotations: dict[str, str] = {}
+        if self._lease is not None:
+            annotations = {k: v for k, v in self._lease.annotations.items() if k.removeprefix(_PREFIX) not in gone}
+            metadata["resourceVersion"] = self._lease.metadata.resource_version
+            metadata["labels"] = self._lease.labels
+        annotations |= {_PREFIX + uid: text for uid, text in self._mine.items()}
+        body = {"metadata": metadata | {"annotations": annotations}, "spec": {}}
+        self.writes += 1
+        if self._lease is None:
+            self._lease = await self._client.create(Lease, body, self._namespace)
+        else:
+            self._lease = await self._client.update(Lease, self._name, body, self._namespace)
+        self._forgotten -= gone
+
+    def _disable(self, error: ApiError) -> None:
+        self.is_enabled = False
+        log.warning(
+            "intents cannot be written: a volume may be leaked if this process is killed while making it",
+            lease=self._name,
+            reason=str(error),
+        )

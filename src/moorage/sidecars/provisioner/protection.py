@@ -1,0 +1,108 @@
+"""Sources must outlive the volumes made from them: finalizers on source claims and snapshots.
+
+Owns: putting them on before CreateVolume, taking them off afterwards, and sweeping what a crash left.
+Start reading at: `SourceProtection.protect`, `SourceProtection.sync_clone_source`.
+"""
+
+from moorage.kube.errors import ApiError, Conflict, Forbidden, NotFound
+from moorage.kube.objects import PersistentVolumeClaim, VolumeSnapshot
+from moorage.log import get_logger
+from moorage.sidecars import names
+from moorage.sidecars.context import Context
+from moorage.sidecars.edits import add_finalizer, remove_finalizer, update_whole
+from moorage.sidecars.errors import SidecarError
+from moorage.sidecars.provisioner.sources import DataSource
+
+log = get_logger(__name__)
+
+
+class SourceProtection:
+    """The finalizers of data sources."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def protect(self, source: DataSource) -> None:
+        """Put the finalizer on the source; a conflict brings the claim back."""
+        client = self._context.client
+        if source.is_claim:
+            origin = self._context.claims.get(f"{source.namespace}/{source.name}")
+            if origin is not None and names.CLONE_FINALIZER in origin.finalizers:
+                return
+            change = add_finalizer(names.CLONE_FINALIZER)
+            changed = await update_whole(client, PersistentVolumeClaim, source.name, source.namespace, change)
+            if changed is not None:
+                self._context.claims.remember(changed)
+        elif source.is_snapshot:
+            change = add_finalizer(names.SNAPSHOT_SOURCE_FINALIZER)
+            try:
+                await update_whole(client, VolumeSnapshot, source.name, source.namespace, change)
+            except Forbidden as error:  # older RBAC rules; the snapshot controller protects it as well
+                log.debug("snapshot is not protected", snapshot=source.name, reason=str(error))
+
+    async def release_snapshot(self, source: DataSource) -> None:
+        """Take the finalizer off unless another claim still needs it; what fails here, the sweep repeats."""
+        if self._pending_restores(source.namespace, source.name):
+            return
+        await self._release(source.name, source.namespace)
+
+    async def sweep(self) -> None:
+        """Take the finalizer off every snapshot that no unfinished claim is made from."""
+        if not self._context.driver.capabilities.controller("CREATE_DELETE_SNAPSHOT"):
+            return
+        try:
+            snapshots = (await self._context.client.list(VolumeSnapshot)).items
+        except (NotFound, Forbidden):  # no snapshot kinds in this cluster, or not ours to see
+            return
+        for snapshot in snapshots:
+            protected = names.SNAPSHOT_SOURCE_FINALIZER in snapshot.finalizers
+            if protected and not self._pending_restores(snapshot.namespace, snapshot.name):
+                await self._release(snapshot.name, snapshot.namespace)
+
+    async def sync_clone_source(self, key: str) -> None:
+        """Let a source claim that is being deleted go, once no unfinished clone needs it."""
+        claim = self._context.claims.get(key)
+        if claim is None or not claim.is_deleting or names.CLONE_FINALIZER not in claim.finalizers:
+            return
+        waiting = [
+            other.name
+            for other in self._context.claims
+            if other.namespace == claim.namespace and other.status.phase in ("", "Pending") and _clones(other, claim)
+        ]
+        if waiting:
+            raise SidecarError(f"claim {key} is still being cloned for {', '.join(sorted(waiting))}")
+        change = remove_finalizer(names.CLONE_FINALIZER)
+        try:
+            await update_whole(self._context.client, PersistentVolumeClaim, claim.name, claim.namespace, change)
+        except NotFound:
+            return
+
+    async def _release(self, name: str, namespace: str) -> None:
+        try:
+            change = remove_finalizer(names.SNAPSHOT_SOURCE_FINALIZER)
+            await update_whole(self._context.client, VolumeSnapshot, name, namespace, change)
+        except (NotFound, Forbidden, Conflict):
+            return
+        except ApiError as error:
+            log.info("snapshot is still protected; the sweep tries again", snapshot=name, reason=str(error))
+
+    def _pending_restores(self, namespace: str, name: str) -> bool:
+        """Whether a claim without a volume is to be made from this snapshot."""
+        return any(
+            claim.status.phase in ("", "Pending")
+            and _restores(claim, namespace, name)
+            and not self._context.volumes.at("claim", claim.uid)
+            for claim in self._context.claims
+        )
+
+
+def _clones(claim: PersistentVolumeClaim, origin: PersistentVolumeClaim) -> bool:
+    source = claim.spec.data_source
+    return source is not None and source.kind == "PersistentVolumeClaim" and source.name == origin.name
+
+
+def _restores(claim: PersistentVolumeClaim, namespace: str, name: str) -> bool:
+    for source in (claim.spec.data_source, claim.spec.data_source_ref):
+        if source is not None and source.kind == "VolumeSnapshot" and source.name == name:
+            return (source.namespace or claim.namespace) == namespace
+    return False

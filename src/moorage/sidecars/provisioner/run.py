@@ -1,0 +1,114 @@
+"""Wires the provisioner: informers to queues, queues to workers. Decides nothing."""
+
+import asyncio
+import uuid
+
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, VolumeAttachment
+from moorage.sidecars import names
+from moorage.sidecars.context import Context, synced
+from moorage.sidecars.leases import lease_name
+from moorage.sidecars.provisioner.claims import ClaimWorker
+from moorage.sidecars.provisioner.decide import is_candidate
+from moorage.sidecars.provisioner.journal import Journal
+from moorage.sidecars.provisioner.protection import SourceProtection
+from moorage.sidecars.provisioner.volumes import VolumeWorker
+from moorage.sidecars.roles import Role
+
+
+class Provisioner:
+    """Stands for external-provisioner."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._claims = context.queue("claims")
+        self._volumes = context.queue("volumes")
+        self._sources = context.queue("clone-sources")
+        self._events = context.recorder(f"{context.driver.name}_{context.around.hostname}_{uuid.uuid4()}")
+        self._journal = Journal(context.client, _journal_name(context), _namespace(context))
+        self._journal.is_enabled = context.settings.intent_journal
+        self._claim_worker = ClaimWorker(context, self._claims, self._events, self._journal)
+        self._volume_worker = VolumeWorker(context, self._events)
+        self._protection = SourceProtection(context)
+        self._is_following = False
+
+    async def run(self) -> None:
+        """Provision and delete until cancelled."""
+        self._follow()
+        context, settings = self._context, self._context.settings
+        await self._synced()
+        self._claim_worker.adopt(await self._journal.load())
+        self._look_at_everything()
+        workers = settings.workers_for(Role.PROVISIONER)
+        async with self._events, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._journal.run(), name="intent-journal")
+            tasks.create_task(self._claims.run(self._claim_worker.sync, workers), name="claims")
+            tasks.create_task(self._volumes.run(self._volume_worker.sync, workers), name="volumes")
+            if context.driver.capabilities.controller("CLONE_VOLUME"):
+                threads = settings.cloning_protection_threads
+                work = self._sources.run(self._protection.sync_clone_source, threads)
+                tasks.create_task(work, name="clone-sources")
+            if settings.snapshot_orphan_sweep_interval_s > 0 and not settings.node_deployment:
+                tasks.create_task(self._sweep_forever(), name="snapshot-source-sweep")
+
+    def _follow(self) -> None:
+        if self._is_following:
+            return
+        self._is_following = True
+        self._context.claims.subscribe(self._on_claim)
+        self._context.volumes.subscribe(self._on_volume)
+        if self._context.driver.capabilities.attaches:
+            self._context.attachments.subscribe(self._on_attachment)
+
+    async def _synced(self) -> None:
+        context = self._context
+        await synced(context.claims, context.volumes, context.classes)
+        if context.driver.capabilities.attaches:
+            await synced(context.attachments)
+        if context.settings.node_deployment:
+            await synced(context.csi_nodes)
+        elif context.driver.capabilities.has_topology:
+            await synced(context.csi_nodes, context.nodes)
+
+    def _look_at_everything(self) -> None:
+        for claim in self._context.claims:
+            self._claims.forget(claim.uid)
+            self._on_claim(None, claim)
+        for volume in self._context.volumes:
+            self._volumes.forget(volume.name)
+            self._on_volume(None, volume)
+
+    def _on_claim(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
+        if new is not None and is_candidate(new, self._context.driver.name):
+            self._claims.add(new.uid)
+        if new is not None and new.is_deleting and names.CLONE_FINALIZER in new.finalizers:
+            self._sources.add(new.key)
+        if new is None and old is not None:
+            for volume in self._context.volumes.at("claim", old.uid):
+                self._on_volume(None, volume)
+            source = old.spec.data_source
+            if source is not None and source.kind == "PersistentVolumeClaim":
+                self._sources.add(f"{old.namespace}/{source.name}")
+
+    def _on_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
+        if new is not None and self._volume_worker.concerns(new):
+            self._volumes.add(new.name)
+
+    def _on_attachment(self, old: VolumeAttachment | None, new: VolumeAttachment | None) -> None:
+        name = old.spec.source.persistent_volume_name if new is None and old is not None else None
+        volume = self._context.volumes.get(name) if name else None
+        if volume is not None:
+            self._on_volume(None, volume)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._context.settings.snapshot_orphan_sweep_interval_s)
+            await self._protection.sweep()
+
+
+def _journal_name(context: Context) -> str:
+    name = f"{lease_name(Role.PROVISIONER, context.driver.name)}-intents".lower()
+    return f"{name}-{context.around.node_name}" if context.settings.node_deployment else name
+
+
+def _namespace(context: Context) -> str:
+    return context.settings.leader_election_namespace or context.around.namespace

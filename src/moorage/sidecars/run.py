@@ -1,0 +1,213 @@
+"""Runs the sidecars of one driver: connects, finds out what it can do, and starts the roles; again after a loss.
+
+Owns: the life of the process: shared connection, shared informers, leader election per role, endpoints.
+Start reading at: `run`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from moorage.errors import MoorageError, UsageError
+from moorage.kube import config as kube_config
+from moorage.kube.client import Client
+from moorage.kube.election import ElectionConfig, Elector, LeadershipLost
+from moorage.kube.informer import Informers
+from moorage.kube.objects import CSIDriver
+from moorage.log import get_logger
+from moorage.sidecars import http
+from moorage.sidecars.attacher.run import Attacher
+from moorage.sidecars.context import Context, Part
+from moorage.sidecars.driver import Driver
+from moorage.sidecars.leases import lease_name
+from moorage.sidecars.liveness import LivenessProbe
+from moorage.sidecars.metrics import Metrics
+from moorage.sidecars.provisioner.run import Provisioner
+from moorage.sidecars.registrar import Registrar
+from moorage.sidecars.roles import Role, needs_api, roles_for
+from moorage.sidecars.settings import Settings, Surroundings, pairs_from
+
+log = get_logger(__name__)
+
+_RESTART_START_S = 1.0
+_RESTART_MAX_S = 30.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a process is to run; without roles, every one that the driver's capabilities call for."""
+
+    settings: Settings
+    around: Surroundings
+    roles: frozenset[Role] = frozenset()
+
+
+def check(wanted: Wanted) -> None:
+    """UsageError for what cannot work, before anything is started."""
+    wanted.settings.check()
+    if wanted.settings.node_deployment and not wanted.around.node_name:
+        raise UsageError(
+            "--node-deployment needs the environment variable NODE_NAME: the node that this process is for"
+        )
+    if wanted.roles == {Role.LIVENESS} and not wanted.settings.endpoint and not wanted.settings.health_port:
+        raise UsageError("the liveness role needs --health-port or --http-endpoint")
+
+
+async def run(wanted: Wanted, api: kube_config.ApiConfig | None = None) -> None:
+    """Run until cancelled. A driver that goes away is waited for; only a wrong set-up ends the process."""
+    check(wanted)
+    process = _Process(wanted, api)
+    await process.run()
+
+
+class _Process:
+    """All that outlives one connection to the driver."""
+
+    def __init__(self, wanted: Wanted, api: kube_config.ApiConfig | None) -> None:
+        self._wanted = wanted
+        self._settings = wanted.settings
+        self._api = api
+        self._metrics = Metrics()
+        self._driver = Driver(self._settings.csi_address, self._metrics.observe_call)
+        self._electors: dict[str, Elector] = {}
+        self._checks: dict[str, http.Check] = {}
+        self._context: Context | None = None
+        self._parts: dict[Role, Part] = {}
+        self._parts_of = ""
+
+    async def run(self) -> None:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._driver.close)
+            await self._listen(stack)
+            while True:
+                await self._driver.discover(ask_node=self._settings.node_deployment)
+                roles = await self._roles(stack)
+                log.info("running", driver=self._driver.name, roles=",".join(sorted(roles)))
+                await self._run_roles(roles)
+                log.warning("connection to the driver is lost; waiting for it", driver=self._driver.name)
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        settings, checks = self._settings, {"/healthz": self._healthy, "/healthz/leader-election": self._leading_well}
+        if Role.LIVENESS in self._wanted.roles or not self._wanted.roles:
+            self._checks["driver"] = LivenessProbe(settings.csi_address, settings.probe_timeout_s).check
+        if settings.endpoint:
+            host, port = http.address_from(settings.endpoint)
+            served = http.serve(host, port, checks, self._metrics, settings.metrics_path)
+            await stack.enter_async_context(served)
+        if settings.health_port:
+            await stack.enter_async_context(http.serve("0.0.0.0", settings.health_port, checks))
+
+    async def _roles(self, stack: AsyncExitStack) -> frozenset[Role]:
+        asked = self._wanted.roles
+        if asked and not needs_api(asked):
+            return asked
+        context = await self._connected(stack)
+        if asked:
+            more = {Role.CAPACITY} if self._settings.enable_capacity and Role.PROVISIONER in asked else set()
+            return asked | more
+        registered = await context.client.find(CSIDriver, self._driver.name)
+        return roles_for(self._driver.capabilities, self._settings, registered)
+
+    async def _connected(self, stack: AsyncExitStack) -> Context:
+        if self._context is None:
+            settings = self._settings
+            api = self._api or kube_config.load(settings.kubeconfig or None)
+            client = Client(api, qps=settings.kube_api_qps, burst=settings.kube_api_burst, identity="moorage-sidecars")
+            await stack.enter_async_context(client)
+            informers = await stack.enter_async_context(Informers(client, resync_s=settings.resync_s))
+            around = self._wanted.around
+            around = replace(around, namespace=around.namespace or client.namespace)
+            self._context = Context(settings, around, self._driver, client, informers, self._metrics)
+        return self._context
+
+    async def _run_roles(self, roles: frozenset[Role]) -> None:
+        """Run the roles until the driver is lost."""
+        if self._parts_of != self._driver.name:  # another driver answers on the socket now
+            self._parts, self._parts_of = {}, self._driver.name
+        lost = asyncio.create_task(self._driver.wait_lost(), name="driver-lost")
+        running = [asyncio.create_task(self._keep_running(role), name=role) for role in sorted(roles - {Role.LIVENESS})]
+        try:
+            done, _ = await asyncio.wait({lost, *running}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (lost, *running):
+                task.cancel()
+            await asyncio.gather(lost, *running, return_exceptions=True)
+
+    async def _keep_running(self, role: Role) -> None:
+        """Run a role for ever: a lost lease is waited for, a failure is tried again after a pause."""
+        pause_s = _RESTART_START_S
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._run_role(role)
+            except LeadershipLost as error:
+                log.warning("stepped down", role=role, reason=str(error))
+            except UsageError:
+                raise
+            except MoorageError as error:
+                log.warning("role failed", role=role, reason=str(error))
+            except Exception:  # one role's mistake must not take the others down
+                log.exception("role failed unexpectedly", role=role)
+            if asyncio.get_running_loop().time() - started > _RESTART_MAX_S:
+                pause_s = _RESTART_START_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _RESTART_MAX_S)
+
+    async def _run_role(self, role: Role) -> None:
+        part = self._part(role)
+        lease = lease_name(role, self._driver.name)
+        if not self._settings.leader_election or not lease:
+            await part.run()
+            return
+        await self._elector(lease).lead(part.run)
+
+    def _part(self, role: Role) -> Part:
+        if role not in self._parts:
+            self._parts[role] = self._new_part(role)
+        return self._parts[role]
+
+    def _new_part(self, role: Role) -> Part:
+        settings = self._settings
+        if role is Role.REGISTRAR:
+            folder = settings.plugin_registration_path
+            registrar = Registrar(self._driver.name, settings.kubelet_registration_path, folder)
+            self._checks["registration"] = registrar.check
+            return registrar
+        if self._context is None:
+            raise UsageError(f"role {role} needs the API server")
+        return _MAKERS[role](self._context)
+
+    def _elector(self, lease: str) -> Elector:
+        settings, context = self._settings, self._context
+        if lease not in self._electors:
+            assert context is not None  # only roles that use the API have a lease
+            self._electors[lease] = Elector(
+                context.client,
+                ElectionConfig(
+                    name=lease,
+                    namespace=settings.leader_election_namespace or self._wanted.around.namespace,
+                    identity=self._wanted.around.hostname,
+                    lease_s=settings.leader_election_lease_duration_s,
+                    renew_s=settings.leader_election_renew_deadline_s,
+                    retry_s=settings.leader_election_retry_period_s,
+                    labels=pairs_from(settings.leader_election_labels, ":"),
+                ),
+            )
+        return self._electors[lease]
+
+    async def _healthy(self) -> tuple[int, str]:
+        return await http.all_healthy(self._checks)
+
+    async def _leading_well(self) -> tuple[int, str]:
+        late = [name for name, elector in self._electors.items() if not elector.is_healthy()]
+        return (500, f"lease {late[0]} was not renewed in time") if late else (200, "ok")
+
+
+Maker = Callable[[Context], Part]
+_MAKERS: Mapping[Role, Maker] = {
+    Role.PROVISIONER: Provisioner,
+    Role.ATTACHER: Attacher,
+}
