@@ -5,14 +5,17 @@ May not touch: volumes and snapshots; the modules that do, take a `Context`.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from moorage.storage.layout import Layout
 from moorage.storage.ledger import Ledger
-from moorage.storage.model import PoolConfig
+from moorage.storage.model import Kind, PoolConfig
+from moorage.storage.treesizes import TreeSizes
 
 
 class KeyedLocks:
@@ -49,6 +52,7 @@ class Context:
     fstype: str
     copies_by_reflink: bool
     names: KeyedLocks = field(default_factory=KeyedLocks)
+    tree_sizes: TreeSizes = field(default_factory=TreeSizes)
     now_ns: Callable[[], int] = time.time_ns
     make_room: Callable[[int], None] = lambda _: None
     changed_by_guest: Callable[[], None] = lambda: None
@@ -56,3 +60,13 @@ class Context:
     @property
     def is_btrfs(self) -> bool:
         return self.fstype == "btrfs"
+
+    def data_bytes(self, data: str | Path, kind: Kind) -> int:
+        """What a volume's or snapshot's data takes on disk now; nothing where it is missing."""
+        if kind is Kind.DIRECTORY:
+            return self.tree_sizes.bytes_of(os.fspath(data))
+        try:
+            found = os.lstat(data)
+        except FileNotFoundError:
+            return 0
+        return min(found.st_size, found.st_blocks * 512)

@@ -27,7 +27,6 @@ from moorage.storage.context import Context
 from moorage.storage.errors import ImageMissing, InUseCopyRefused, OutOfSpace
 from moorage.storage.failpoints import reached
 from moorage.storage.model import CopyPath, InUse, Kind
-from moorage.storage.trees import tree_bytes
 from moorage.storage.usage import Use, observe, one_mount_each
 
 log = get_logger(__name__)
@@ -134,7 +133,7 @@ class Copier:
         """Refuse a full copy that cannot fit, before it starts."""
         if self._context.copies_by_reflink:
             return
-        needed = sum(data_bytes_of(job.source, job.kind) for job in jobs)
+        needed = sum(self._context.data_bytes(job.source, job.kind) for job in jobs)
         self._context.make_room(needed)
         space = self._context.ledger.capacity()
         free = space.free_bytes - space.reserve_bytes
@@ -170,7 +169,7 @@ class Copier:
 
     def _finished(self, job: Job, path: CopyPath) -> Cut:
         if job.kind is Kind.DIRECTORY:
-            return Cut(path, 0, tree_bytes(job.target))
+            return Cut(path, 0, self._context.data_bytes(job.source, job.kind))
         fd = os.open(job.target, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -222,17 +221,6 @@ def thaw_leftovers(frozen_directory: str) -> list[str]:
         finally:
             os.close(fd)
     return thawed
-
-
-def data_bytes_of(path: Path, kind: Kind) -> int:
-    """What a volume's data takes on disk now."""
-    try:
-        if kind is Kind.DIRECTORY:
-            return tree_bytes(os.fspath(path))
-        found = os.stat(path, follow_symlinks=False)
-        return min(found.st_size, found.st_blocks * 512)
-    except FileNotFoundError:
-        return 0
 
 
 def _thaw(record: _FrozenRecord) -> list[str]:

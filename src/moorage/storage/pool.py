@@ -58,7 +58,6 @@ from moorage.storage.model import (
 )
 from moorage.storage.snapshots import Snapshots
 from moorage.storage.trash import Trash
-from moorage.storage.trees import tree_bytes
 from moorage.storage.volumes import Volumes
 
 log = get_logger(__name__)
@@ -465,13 +464,13 @@ class Pool:
                 volume = self._volumes.find(ident)
                 if volume is not None:
                     sums.promised += volume.size_bytes
-                    sums.allocated += _allocated(volume.data, volume.kind)
+                    sums.allocated += self._context.data_bytes(volume.data, volume.kind)
         for cut in self._snapshots.records():
             with contextlib.suppress(FileNotFoundError):
                 sums.promised += cut.data_bytes
-                sums.allocated += _allocated(cut.data, cut.kind)
+                sums.allocated += self._context.data_bytes(cut.data, cut.kind)
         for entry in self._trash.entries():
-            sums.reclaimable += tree_bytes(os.path.join(self._layout.trash, entry))
+            sums.reclaimable += self._context.tree_sizes.bytes_of(os.path.join(self._layout.trash, entry))
         return sums
 
     def _tell_owner(self) -> None:
@@ -491,12 +490,6 @@ class Pool:
             self._context.ledger.stale()
 
     _guests_seen = 0
-
-
-def _allocated(data: Path, kind: Kind) -> int:
-    if kind is Kind.DIRECTORY:
-        return tree_bytes(os.fspath(data))
-    return os.lstat(data).st_blocks * 512
 
 
 def _can_clone(directory: str) -> bool:

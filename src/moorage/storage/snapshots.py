@@ -15,7 +15,7 @@ from typing import Protocol
 from moorage.host.extents import Progress
 from moorage.log import get_logger
 from moorage.storage.context import Context
-from moorage.storage.copies import Copier, Cut, Job, data_bytes_of
+from moorage.storage.copies import Copier, Cut, Job
 from moorage.storage.errors import (
     DamagedRecord,
     GroupNotFound,
@@ -163,7 +163,7 @@ class Snapshots:
         volumes: VolumeSource,
         progress: Progress | None,
     ) -> Snapshot:
-        held = data_bytes_of(volume.data, volume.kind)
+        held = self._context.data_bytes(volume.data, volume.kind)
         with (
             self._context.ledger.reserved(held, f"snapshot {request.name}"),
             self._layout.building("snapshot") as built,
@@ -226,7 +226,7 @@ class Snapshots:
         in_use: InUse | None,
         volumes: VolumeSource,
     ) -> None:
-        held = sum(data_bytes_of(volume.data, volume.kind) for volume in members)
+        held = sum(self._context.data_bytes(volume.data, volume.kind) for volume in members)
         with (
             self._context.ledger.reserved(held, f"group snapshot {name}"),
             self._layout.building("group") as built,

@@ -21,7 +21,7 @@ from moorage.storage.failpoints import reached
 from moorage.storage.layout import read_record
 from moorage.storage.model import Trashed
 from moorage.storage.records import GroupRecord, SnapshotRecord, VolumeRecord, decoded
-from moorage.storage.trees import remove_tree, tree_bytes
+from moorage.storage.trees import remove_tree
 
 log = get_logger(__name__)
 
@@ -40,7 +40,7 @@ class Trash:
         deleted = self._context.now_ns()
         entry = f"{deleted:020d}-{what}-{ident}"
         target = os.path.join(self._layout.trash, entry)
-        allocated = tree_bytes(directory)
+        allocated = self._context.tree_sizes.bytes_of(directory)
         self._layout.move(directory, target)
         self._context.ledger.changed(promised=-promised, allocated=-allocated, reclaimable=allocated)
         self._context.changed_by_guest()
@@ -63,7 +63,7 @@ class Trash:
             deleted, what, ident = parsed
             name, retention_s = self._name_and_retention(path, what, ident)
             expires = deleted + int(retention_s * 1e9)
-            yield Trashed(entry, what, ident, name, deleted, expires, tree_bytes(path))
+            yield Trashed(entry, what, ident, name, deleted, expires, self._context.tree_sizes.bytes_of(path))
 
     def _name_and_retention(self, path: str, what: str, ident: str) -> tuple[str, float]:
         """The caller's name, and how long the entry is kept; a damaged record keeps the default."""
@@ -97,7 +97,7 @@ class Trash:
         path = os.path.join(self._layout.trash, entry)
         doomed = os.path.join(self._layout.tmp, f"reclaim-{secrets.token_hex(8)}")
         try:
-            allocated = tree_bytes(path)
+            allocated = self._context.tree_sizes.bytes_of(path)
             os.rename(path, doomed)
         except FileNotFoundError:  # another process was faster
             return
