@@ -15,17 +15,22 @@ from pathlib import Path
 import msgspec
 
 from moorage.apiserver.auth import Authenticator
+from moorage.apiserver.authorize import Authorizer
 from moorage.apiserver.certs import Identity, ensure_identity, write_private
 from moorage.apiserver.discovery import Discovery
 from moorage.apiserver.errors import StatusError
+from moorage.apiserver.events import newer_kind
 from moorage.apiserver.housekeeping import Housekeeper
 from moorage.apiserver.http import Edge
 from moorage.apiserver.kinds import Registry, builtin_kinds
+from moorage.apiserver.kubelet import KubeletProxy
 from moorage.apiserver.limits import Limits
 from moorage.apiserver.listen import Listener
 from moorage.apiserver.pages import Pages
+from moorage.apiserver.podverbs import PodVerbs
 from moorage.apiserver.query import Call, Options
 from moorage.apiserver.rest import Resources
+from moorage.apiserver.reviews import Reviews
 from moorage.apiserver.store import Store
 from moorage.apiserver.verbs import Verbs
 from moorage.errors import UsageError
@@ -80,8 +85,19 @@ class ApiServer:
         self.store = Store(None if config.in_memory else config.data_dir / "state.db")
         self.store.start()
         self.registry = Registry(builtin_kinds())
+        core_events = self.registry.find("", "v1", "events")
+        assert core_events is not None
+        self.registry.add(newer_kind(core_events))
         self.resources = Resources(self.store, self.registry)
-        self.edge = Edge(Verbs(self.resources), self.registry, Authenticator(self.identity), config.limits)
+        authenticator = Authenticator(self.identity)
+        self.edge = Edge(Verbs(self.resources), self.registry, authenticator, config.limits)
+        authorizer = Authorizer(self.store, config.enforces_rbac)
+        self.edge.allows = authorizer.allow
+        self.edge.streams.append(KubeletProxy(self.store).stream)
+        self.edge.specials += [
+            PodVerbs(self.resources, self.registry).answer,
+            Reviews(self.store, authenticator, authorizer).answer,
+        ]
         Pages(self.edge, Discovery(self.registry)).install()
         await self._furnish()
         keeper = Housekeeper(self.resources, self.registry, self.identity.ca.read_text(), config.collects_garbage)

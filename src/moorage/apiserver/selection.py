@@ -156,4 +156,10 @@ def _field_test(kind: Kind, path: str, value: str, wanted: bool) -> Matcher:
     return test
 
 
-_EVENT_PATHS = {"source": "source.component", "reportingComponent": "reportingComponent"}
+_EVENT_PATHS = {
+    "source": "source.component",
+    "regarding.kind": "involvedObject.kind",
+    "regarding.name": "involvedObject.name",
+    "regarding.namespace": "involvedObject.namespace",
+    "regarding.uid": "involvedObject.uid",
+}

@@ -124,21 +124,7 @@ class Verbs:
             return self._shown(call, body, wanted, 201 if created else 200)
         if call.options.force is not None:
             raise bad_request("PatchOptions.meta.k8s.io: force: Forbidden: may not be specified for non-apply patch")
-        if media == JSON_PATCH:
-            steps = json_from(sent.body)
-            body = await self.resources.patch(call, lambda old: _object(json_patch(old, steps)))
-        elif media == MERGE:
-            merge = _object(json_from(sent.body))
-            body = await self.resources.patch(call, lambda old: merge_patch(old, merge))
-        elif media == STRATEGIC and not kind.is_custom:
-            merge = _object(json_from(sent.body))
-            body = await self.resources.patch(call, lambda old: strategic_patch(old, merge, kind.type))
-        else:
-            known = [JSON_PATCH, MERGE, *([] if kind.is_custom else [STRATEGIC]), APPLY]
-            raise unsupported_media(
-                "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known)
-            )
-        return self._shown(call, body, wanted)
+        return self._shown(call, await self.resources.patch(call, patch_function(kind, sent)), wanted)
 
     async def _delete(self, call: Call, sent: Sent, wanted: Wanted) -> Answer:
         options = delete_options_from(_optional_body(sent), sent.query)
@@ -165,6 +151,24 @@ class Verbs:
                     raise
         bodies = [record.body for record in page.records]
         return Answer(joined(call.kind.list_name, call.kind.api_version, _list_meta(page), bodies))
+
+
+def patch_function(kind: Kind, sent: Sent) -> Callable[[Object], Object]:
+    """What a patch of any kind but apply does to an object."""
+    media = sent.content_type.split(";")[0].strip().lower()
+    if media == JSON_PATCH:
+        steps = json_from(sent.body)
+        return lambda old: _object(json_patch(old, steps))
+    if media == MERGE:
+        merge = _object(json_from(sent.body))
+        return lambda old: _object(merge_patch(old, merge))
+    if media == STRATEGIC and not kind.is_custom:
+        strategic = _object(json_from(sent.body))
+        return lambda old: strategic_patch(old, strategic, kind.type)
+    known = [JSON_PATCH, MERGE, *([] if kind.is_custom else [STRATEGIC]), APPLY]
+    raise unsupported_media(
+        "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known)
+    )
 
 
 _NOT_FOUND = not_found("", "", "")

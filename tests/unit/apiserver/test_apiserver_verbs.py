@@ -58,7 +58,9 @@ async def test_a_watch_tells_what_happens_after_a_list(api):
     await call(api, "POST", MAPS, {"metadata": {"name": "b"}}, expect=201)
     await call(api, "DELETE", f"{MAPS}/b", expect=200)
     version = listed["metadata"]["resourceVersion"]
-    async with api.get(f"{MAPS}?watch=1&resourceVersion={version}&timeoutSeconds=1") as response:
+    async with api.get(
+        f"{MAPS}?watch=1&fieldSelector=metadata.name=b&resourceVersion={version}&timeoutSeconds=1"
+    ) as response:
         events = [json.loads(line) for line in (await response.text()).splitlines()]
     assert [event["type"] for event in events] == ["ADDED", "DELETED"]
     versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]

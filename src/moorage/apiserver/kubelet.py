@@ -1,0 +1,143 @@
+"""Logs of and commands in containers: the request goes on to the node that runs the pod.
+
+Owns: finding the node's endpoint, copying log streams, joining two WebSockets.
+May not touch: stored objects, except to read the pod and its node.
+Start reading at: `KubeletProxy.stream`.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from moorage.apiserver.auth import User
+from moorage.apiserver.errors import StatusError, bad_request, internal, not_found
+from moorage.apiserver.kinds import Object
+from moorage.apiserver.routes import Route
+from moorage.apiserver.store import Store, decode
+
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+
+
+class KubeletProxy:
+    """Forwards pods/log and pods/exec."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def stream(self, request: web.BaseRequest, route: Route, _user: User) -> Awaitable[web.StreamResponse] | None:
+        if (route.group, route.plural) != ("", "pods"):
+            return None
+        if route.subresource == "log" and request.method == "GET":
+            return self._log(request, route)
+        if route.subresource in ("exec", "attach") and request.method in ("GET", "POST"):
+            return self._exec(request, route)
+        return None
+
+    def _target(self, request: web.BaseRequest, route: Route) -> tuple[str, str]:
+        """The endpoint of the pod's node, and the container that is meant."""
+        record = self._store.get("pods", route.namespace, route.name)
+        if record is None:
+            raise not_found("pods", "", route.name)
+        pod = decode(record.body)
+        names = [c["name"] for part in ("initContainers", "containers") for c in pod["spec"].get(part) or []]
+        name = request.rel_url.query.get("container") or ""
+        if not name:
+            main = [c["name"] for c in pod["spec"].get("containers") or []]
+            if len(main) != 1:
+                raise bad_request(f"a container name must be specified for pod {route.name}, choose one of: {main}")
+            name = main[0]
+        if name not in names:
+            raise bad_request(f"container {name[:80]} is not valid for pod {route.name}")
+        node = pod["spec"].get("nodeName")
+        if not node:
+            raise bad_request(f'container "{name}" in pod "{route.name}" is waiting to start: pod is not scheduled')
+        record = self._store.get("nodes", "", node)
+        if record is None:
+            raise not_found("nodes", "", node)
+        return _endpoint(decode(record.body)), name
+
+    async def _log(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
+        base, container = self._target(request, route)
+        query = [(k, v) for k, v in request.rel_url.query.items() if k != "container"]
+        url = f"{base}/containerLogs/{route.namespace}/{route.name}/{container}"
+        timeout = aiohttp.ClientTimeout(total=None, connect=10)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            try:
+                async with session.get(url, params=query, ssl=False) as answer:
+                    if answer.status != 200:
+                        text = (await answer.text())[:500]
+                        raise StatusError(
+                            answer.status,
+                            "BadRequest"
+                            if answer.status == 400
+                            else "NotFound"
+                            if answer.status == 404
+                            else "InternalError",
+                            text,
+                        )
+                    response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+                    await response.prepare(request)
+                    async for chunk in answer.content.iter_any():
+                        await response.write(chunk)
+                    await response.write_eof()
+                    return response
+            except aiohttp.ClientConnectionError as error:
+                raise internal(f"the node of pod {route.name} does not answer: {error}") from error
+
+    async def _exec(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
+        base, container = self._target(request, route)
+        offered = [p.strip() for p in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
+        usable = [protocol for protocol in PROTOCOLS if protocol in offered]
+        if not usable:
+            raise bad_request("exec needs a WebSocket with the protocol v5.channel.k8s.io or v4.channel.k8s.io")
+        query = [(k, v) for k, v in request.rel_url.query.items() if k != "container"]
+        url = f"{base}/{route.subresource}/{route.namespace}/{route.name}/{container}"
+        async with aiohttp.ClientSession() as session:
+            try:
+                upstream = await session.ws_connect(url, params=query, protocols=usable, ssl=False, max_msg_size=0)
+            except aiohttp.ClientError as error:
+                raise internal(f"the node of pod {route.name} does not take the command: {error}") from error
+            chosen = upstream.protocol or usable[0]
+            downstream = web.WebSocketResponse(protocols=(chosen,), max_msg_size=0)
+            await downstream.prepare(request)
+            await _join(downstream, upstream)
+            return downstream
+
+
+async def _join(one: Any, other: Any) -> None:
+    """Copy both ways until either side is done."""
+    tasks = [asyncio.create_task(_copy(one, other)), asyncio.create_task(_copy(other, one))]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(one.close(), other.close(), return_exceptions=True)
+
+
+async def _copy(source: Any, target: Any) -> None:
+    async for message in source:
+        if message.type == aiohttp.WSMsgType.BINARY:
+            await target.send_bytes(message.data)
+        elif message.type == aiohttp.WSMsgType.TEXT:
+            await target.send_str(message.data)
+
+
+def _endpoint(node: Object) -> str:
+    """Where the node's agent listens; plain HTTP only where the node says so by an annotation, on loopback."""
+    status, meta = node.get("status") or {}, node["metadata"]
+    port = ((status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}).get("Port")
+    addresses = {a.get("type"): a.get("address") for a in status.get("addresses") or []}
+    host = addresses.get("InternalIP") or addresses.get("ExternalIP") or addresses.get("Hostname")
+    if not port or not host:
+        raise internal(f"node {meta['name']} does not say where its agent listens")
+    plain = (meta.get("annotations") or {}).get("moorage.dev/kubelet-scheme") == "http"
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    name = f"[{host}]" if ":" in host else host
+    return f"{'http' if plain and is_local else 'https'}://{name}:{int(port)}"
