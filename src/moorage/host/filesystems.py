@@ -155,7 +155,7 @@ def _grow_ext4(device: str | Path) -> None:
 def _grow_btrfs(mountpoint: str | Path) -> None:
     fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(fd, _BTRFS_IOC_RESIZE, _VOL_ARGS.pack(0, b"max"))
+        fcntl.ioctl(fd, _BTRFS_IOC_RESIZE, bytearray(_VOL_ARGS.pack(0, b"max")))  # bytes end at 1 KiB
     except OSError as failed:
         raise host_error("grow the btrfs at", mountpoint, failed) from failed
     finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _MOUNTINFO = "/proc/self/mountinfo"
+_LOOP_MAJOR = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,16 @@ def mounts_below(directory: str | Path, among: Iterable[Mount] | None = None) ->
 
 
 def mounts_of_device(device: tuple[int, int], among: Iterable[Mount] | None = None) -> list[Mount]:
-    """The mounts of one block device (major, minor), whatever part of it they show."""
-    return [mount for mount in (mounts() if among is None else among) if mount.device == device]
+    """The mounts of one block device (major, minor), whatever part of it they show.
+
+    A btrfs has a number of its own; there only the source tells the device.
+    """
+    source = f"/dev/loop{device[1]}" if device[0] == _LOOP_MAJOR else ""
+    return [
+        mount
+        for mount in (mounts() if among is None else among)
+        if mount.device == device or (source and mount.source == source)
+    ]
 
 
 def mount_containing(path: str | Path) -> Mount:

@@ -16,6 +16,7 @@ from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
 from moorage.plugin.access import Access
+from moorage.plugin.expansion import grow_filesystem
 from moorage.plugin.groups import apply_mount_group
 from moorage.plugin.nodeerrors import (
     MountedDifferently,
@@ -112,8 +113,7 @@ def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_o
         _check_words(volume, target, mount, access, read_only)
         if access.fs_type and mount.fstype != access.fs_type:
             raise MountedDifferently(volume.volume_id, target.path, f"it is mounted as {mount.fstype}")
-        grown = False if read_only else filesystems.grow(_source(mount), mount.fstype, target.path)
-        return Staged(grown=grown)
+        return Staged(grown=not read_only and grow_filesystem(_source(mount), mount.fstype, target.path))
     device, is_new = _ensure_loop(volume, seen, read_only=read_only_device)
     try:
         return _mount_filesystem(volume, target, access, device)
@@ -126,9 +126,11 @@ def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_o
 def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device: LoopDevice) -> Staged:
     read_only = access.mode.is_read_only or device.read_only
     fstype, formatted = _ensure_filesystem(volume, access, device)
-    repaired = False
+    repaired = grown = False
     if not _is_mounted(volume) and not device.read_only:
         repaired = filesystems.check(device.path, fstype).repaired
+        # ext4 grows best before its mount; the others can only grow after it.
+        grown = fstype == "ext4" and not access.mode.is_read_only and grow_filesystem(device.path, fstype, None)
     if repaired:
         log.warning("a filesystem was repaired before its mount", volume=volume.volume_id, filesystem=fstype)
     target.ensure_directory(_FIELD)
@@ -138,8 +140,8 @@ def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device
         mounts.mount(device.path, handle, fstype, options)
     failpoints.reached("stage:mounted")
     _verified(volume, target)
-    grown = False if read_only else filesystems.grow(device.path, fstype, target.path)
     if not read_only:
+        grown = grow_filesystem(device.path, fstype, target.path) or grown
         apply_mount_group(target.path, access.mount_group)
     return Staged(formatted, repaired, grown, device.direct_io)
 

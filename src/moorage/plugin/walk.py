@@ -16,8 +16,9 @@ from pathlib import Path
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
+from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
-from moorage.host import mountinfo
+from moorage.host import mountinfo, mounts
 from moorage.plugin.process import PluginProcess
 
 MIB = 1024 * 1024
@@ -63,13 +64,24 @@ class Walk:
 
 
 async def walk(plan: Walk) -> None:
-    """Create, stage, publish, write, snapshot, restore, grow, unpublish, unstage, delete; StepFailed tells which."""
+    """Create, stage, publish, write, snapshot, restore, grow, unpublish, unstage, delete.
+
+    What does not come out as promised raises, and nothing is left mounted then either.
+    """
     for directory in (plan.base / "staging", plan.base / "pod"):
         directory.mkdir(parents=True, exist_ok=True)
+    try:
+        await _walk(plan)
+    finally:
+        for path in (plan.target, plan.staging):
+            mounts.unmount_all(path)
+
+
+async def _walk(plan: Walk) -> None:
     volume = await _create(plan, plan.name)
     await _up(plan, volume)
     await _step(plan, "write", _write, plan)
-    snapshot = await _snapshot(plan, volume)
+    snapshot = await _snapshot_in_use(plan, volume)
     await _step(plan, "overwrite", _overwrite, plan)
     await _grow(plan, volume)
     await _down(plan, volume)
@@ -148,6 +160,20 @@ def _check_restored(plan: Walk) -> str:
     return repr(found.strip())
 
 
+async def _snapshot_in_use(plan: Walk, volume: pb.Volume) -> str:
+    """A snapshot of the volume as it is; where the pool cannot, of the volume at rest."""
+    try:
+        return await _snapshot(plan, volume)
+    except CsiError as error:
+        if error.code != "FAILED_PRECONDITION":
+            raise
+        plan.show("snapshot", f"refused while in use: {error.message}", 0.0)
+    await _down(plan, volume)
+    snapshot = await _snapshot(plan, volume)
+    await _up(plan, volume)
+    return snapshot
+
+
 async def _snapshot(plan: Walk, volume: pb.Volume) -> str:
     started = time.perf_counter()
     request = pb.CreateSnapshotRequest(
@@ -157,7 +183,7 @@ async def _snapshot(plan: Walk, volume: pb.Volume) -> str:
     )
     snapshot = (await plan.client.CreateSnapshot(request)).snapshot
     _check(snapshot.ready_to_use, "the snapshot is not ready")
-    plan.show("snapshot", f"{snapshot.snapshot_id}, of the volume in use", time.perf_counter() - started)
+    plan.show("snapshot", f"{snapshot.snapshot_id}", time.perf_counter() - started)
     return snapshot.snapshot_id
 
 
@@ -166,13 +192,23 @@ async def _grow(plan: Walk, volume: pb.Volume) -> None:
     wanted = pb.CapacityRange(required_bytes=2 * plan.size_bytes)
     request = pb.ControllerExpandVolumeRequest(volume_id=volume.volume_id, capacity_range=wanted)
     answer = await plan.client.ControllerExpandVolume(request)
+    how = "while in use"
     if answer.node_expansion_required:
-        await plan.client.NodeExpandVolume(
-            pb.NodeExpandVolumeRequest(volume_id=volume.volume_id, volume_path=plan.target, capacity_range=wanted)
+        request_on_node = pb.NodeExpandVolumeRequest(
+            volume_id=volume.volume_id, volume_path=plan.target, capacity_range=wanted
         )
+        try:
+            await plan.client.NodeExpandVolume(request_on_node)
+        except CsiError as error:
+            if error.code != "FAILED_PRECONDITION":
+                raise
+            plan.show("grow", f"not while mounted: {error.message}", 0.0)
+            how = "when staged again"
+            await _down(plan, volume)
+            await _up(plan, volume)
     size = _shown_size(plan)
     _check(plan.kind == "directory" or size > plan.size_bytes * 1.5, f"the volume still shows {size} bytes")
-    plan.show("grow", f"{size // MIB} MiB, while in use", time.perf_counter() - started)
+    plan.show("grow", f"{size // MIB} MiB, {how}", time.perf_counter() - started)
 
 
 async def _down(plan: Walk, volume: pb.Volume) -> None:
