@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.host.errors import HostError, host_error
+from moorage.host.probe import probe_known
 
 _SYS = "/sys/block"
 _MAJOR = 7
@@ -59,9 +60,14 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
 
     Direct I/O is asked for and verified: look at `direct_io` of the result, because the kernel
     silently falls back where the file's filesystem cannot do it.
+
+    Sectors have 4096 bytes unless the file holds a filesystem with smaller units. Left to itself the
+    kernel chooses by what the file needs for direct I/O, which changes when its blocks become
+    shared: a filesystem made before its first snapshot could not be mounted after it.
     """
     flags = (_READ_ONLY if read_only else 0) | (_DIRECT_IO if direct_io else 0)
     name = os.fsencode(os.path.abspath(backing))[-63:]
+    block_size = block_size or _sector_for(backing)
     with _opened(backing, os.O_RDONLY if read_only else os.O_RDWR) as file_fd:
         for _ in range(_ATTEMPTS):
             number = _free_number()
@@ -207,6 +213,11 @@ def ensure_node(number: int) -> Path:
         with contextlib.suppress(FileExistsError):
             os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(_MAJOR, number))
     return Path(path)
+
+
+def _sector_for(backing: str | Path) -> int:
+    content = probe_known(backing)
+    return 4096 if content is None or content.unit_bytes >= 4096 else 512
 
 
 def _free_number() -> int:

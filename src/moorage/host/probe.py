@@ -20,12 +20,17 @@ _XFS_NEEDSREPAIR = 1 << 4
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A filesystem on a device: its type, its own size, and whether it marked itself damaged."""
+    """A filesystem on a device: its type, its own size, and whether it marked itself damaged.
+
+    `unit_bytes` is the smallest piece that it reads or writes; a device with larger sectors cannot
+    carry it.
+    """
 
     fstype: str
     size_bytes: int = 0
     has_errors: bool = False
     uuid: str = ""
+    unit_bytes: int = 512
 
 
 def probe(device: str | Path) -> Content | None:
@@ -68,7 +73,7 @@ def _ext4(start: bytes) -> Content | None:
     has_extents, has_journal = bool(incompat & 0x40), bool(compat & 0x4)
     fstype = "ext4" if has_extents else "ext3" if has_journal else "ext2"
     size = ((high << 32) | low) * (1024 << log_size)
-    return Content(fstype, size, bool(state & _ERROR_FS), _uuid(block[104:120]))
+    return Content(fstype, size, bool(state & _ERROR_FS), _uuid(block[104:120]), 1024 << log_size)
 
 
 def _xfs(start: bytes) -> Content | None:
@@ -77,14 +82,17 @@ def _xfs(start: bytes) -> Content | None:
     block_size, blocks = struct.unpack_from(">IQ", start, 4)
     version = struct.unpack_from(">H", start, 100)[0] & 0xF
     incompat = struct.unpack_from(">I", start, 216)[0] if version == 5 else 0
-    return Content("xfs", block_size * blocks, bool(incompat & _XFS_NEEDSREPAIR), _uuid(start[32:48]))
+    sector = struct.unpack_from(">H", start, 102)[0]
+    is_damaged = bool(incompat & _XFS_NEEDSREPAIR)
+    return Content("xfs", block_size * blocks, is_damaged, _uuid(start[32:48]), sector)
 
 
 def _btrfs(block: bytes) -> Content | None:
     if block[0x40:0x48] != b"_BHRfS_M":
         return None
     size = struct.unpack_from("<Q", block, 0x70)[0]
-    return Content("btrfs", size, False, _uuid(block[0x20:0x30]))
+    sector = struct.unpack_from("<I", block, 0x90)[0]
+    return Content("btrfs", size, False, _uuid(block[0x20:0x30]), sector)
 
 
 def _blkid(device: str | Path) -> Content | None:
