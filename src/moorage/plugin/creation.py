@@ -30,6 +30,7 @@ class Wish:
     create: CreateVolume
     accesses: tuple[Access, ...]
     requisite: tuple[dict[str, str], ...]
+    fs_type: str
 
     @property
     def volume_id(self) -> str:
@@ -38,10 +39,6 @@ class Wish:
     @property
     def is_block(self) -> bool:
         return self.accesses[0].is_block
-
-    @property
-    def fs_type(self) -> str:
-        return next((access.fs_type for access in self.accesses if access.fs_type), "")
 
 
 def wish_from(request: pb.CreateVolumeRequest) -> Wish:
@@ -67,7 +64,17 @@ def wish_from(request: pb.CreateVolumeRequest) -> Wish:
         in_use=chosen.in_use,
         mutable=chosen.mutable,
     )
-    return Wish(chosen.pool, create, accesses, tuple(requisite))
+    return Wish(chosen.pool, create, accesses, tuple(requisite), _fs_type(accesses, chosen))
+
+
+def _fs_type(accesses: tuple[Access, ...], chosen: ClassParameters) -> str:
+    """The filesystem that the capabilities name, or else the class."""
+    asked = next((access.fs_type for access in accesses if access.fs_type), "")
+    if asked and chosen.fs_type and asked != chosen.fs_type:
+        raise InvalidRequest(f"parameters: fsType is {chosen.fs_type}, but volume_capabilities ask for {asked}")
+    if chosen.fs_type and chosen.kind is Kind.DIRECTORY:
+        raise InvalidRequest("parameters: a directory volume has no filesystem of its own; leave out fsType")
+    return asked or chosen.fs_type
 
 
 def create(parts: Parts, wish: Wish) -> Volume:

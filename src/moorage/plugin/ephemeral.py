@@ -38,7 +38,7 @@ def publish(
         raise InvalidRequest("volume_capability: an inline volume cannot be a block device")
     kind = wanted.of_class.kind
     # The class has no say here: the pod's attributes name the filesystem, or the capability does.
-    filesystem = wanted.filesystem or access.fs_type or DEFAULT_FILESYSTEM
+    filesystem = wanted.of_class.fs_type or access.fs_type or DEFAULT_FILESYSTEM
     why = why_unsupported(access, is_directory=kind is Kind.DIRECTORY)
     if why:
         raise InvalidRequest(f"volume_capability: {why}")

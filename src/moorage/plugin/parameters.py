@@ -16,6 +16,7 @@ from moorage.storage import InUse, Kind
 from moorage.storage import mutable as mutable_parameters
 
 _KUBERNETES = "csi.storage.k8s.io/"
+_FS_TYPE = "csi.storage.k8s.io/fstype"  # callers without a provisioner in front pass it on
 _IDENTITY = "storage.kubernetes.io/csiProvisionerIdentity"
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -30,6 +31,7 @@ class ClassParameters:
     kind: Kind = Kind.IMAGE
     thick: bool = False
     in_use: InUse = InUse.REFUSE
+    fs_type: str = ""
     mutable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -38,7 +40,7 @@ class ClassParameters:
         own = {key: value for key, value in parameters.items() if not key.startswith(_KUBERNETES)}
         changeable = {key: value for key, value in own.items() if key in mutable_parameters.KEYS} | dict(mutable)
         fixed = {key: value for key, value in own.items() if key not in mutable_parameters.KEYS}
-        unknown = sorted(set(fixed) - {"pool", "kind", "provisioning", "snapshotInUse"})
+        unknown = sorted(set(fixed) - {"pool", "kind", "provisioning", "snapshotInUse", "fsType"})
         if unknown:
             raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; see docs/plugin.md for those that are")
         return cls(
@@ -46,6 +48,7 @@ class ClassParameters:
             kind=Kind(_one_of("kind", fixed.get("kind", "image"), ("image", "directory"))),
             thick=_one_of("provisioning", fixed.get("provisioning", "thin"), ("thin", "thick")) == "thick",
             in_use=_in_use(fixed.get("snapshotInUse", "refuse")),
+            fs_type=_filesystem("fsType", fixed.get("fsType", "") or parameters.get(_FS_TYPE, "")),
             mutable=changeable,
         )
 
@@ -70,17 +73,13 @@ class InlineParameters:
     """The attributes of a volume that is written into a pod and lives with it."""
 
     size_bytes: int
-    filesystem: str
     of_class: ClassParameters
 
     @classmethod
     def parse(cls, context: Mapping[str, str]) -> "InlineParameters":
         own = {key: value for key, value in context.items() if not key.startswith(_KUBERNETES) and key != _IDENTITY}
         size = size_from("size", own.pop("size", "1Gi"))
-        filesystem = own.pop("fsType", "")
-        if filesystem and filesystem not in FILESYSTEMS:
-            raise InvalidRequest(f"fsType {filesystem!r}: use one of {', '.join(FILESYSTEMS)}")
-        return cls(size, filesystem, ClassParameters.parse(own, {}))
+        return cls(size, ClassParameters.parse(own, {}))
 
 
 def pool_from(parameters: Mapping[str, str]) -> str:
@@ -100,6 +99,10 @@ def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise InvalidRequest(f"parameters: {key} is {value!r}; it must be {' or '.join(allowed)}")
     return value
+
+
+def _filesystem(key: str, value: str) -> str:
+    return _one_of(key, value, FILESYSTEMS) if value else ""
 
 
 def _in_use(value: str) -> InUse:
