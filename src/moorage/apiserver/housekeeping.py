@@ -8,6 +8,7 @@ Start reading at: `Housekeeper.run`.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 from moorage.apiserver.errors import StatusError
@@ -38,6 +39,7 @@ class Housekeeper:
         self._going_namespaces: dict[str, None] = {}
         self._gone: deque[str] = deque()  # uids of owners
         self._waiting: dict[tuple[str, Key], None] = {}  # objects with an orphan or foreground finalizer
+        self.chores: list[Callable[[], Awaitable[None]]] = []  # what others want done after changes
         self._store.on_commit.append(self._notice)
 
     def _notice(self, staged: list[Staged]) -> None:
@@ -50,6 +52,8 @@ class Housekeeper:
                     self._going_namespaces[change.key[1]] = None
                 self._wake.set()
             elif change.kind == "DELETED" and change.key[0] in self._going_namespaces:
+                self._wake.set()
+            if change.resource.startswith("customresourcedefinitions."):
                 self._wake.set()
             if not self._collects:
                 continue
@@ -88,6 +92,8 @@ class Housekeeper:
 
     async def _round(self) -> None:
         try:
+            for chore in self.chores:
+                await chore()
             while self._new_namespaces:
                 await self._furnish(self._new_namespaces.popleft())
             for name in list(self._going_namespaces):

@@ -17,6 +17,7 @@ import msgspec
 from moorage.apiserver.auth import Authenticator
 from moorage.apiserver.authorize import Authorizer
 from moorage.apiserver.certs import Identity, ensure_identity, write_private
+from moorage.apiserver.crd import STORED_AS, Definitions
 from moorage.apiserver.discovery import Discovery
 from moorage.apiserver.errors import StatusError
 from moorage.apiserver.events import newer_kind
@@ -31,6 +32,7 @@ from moorage.apiserver.podverbs import PodVerbs
 from moorage.apiserver.query import Call, Options
 from moorage.apiserver.rest import Resources
 from moorage.apiserver.reviews import Reviews
+from moorage.apiserver.snapshotkinds import snapshot_definitions
 from moorage.apiserver.store import Store
 from moorage.apiserver.verbs import Verbs
 from moorage.errors import UsageError
@@ -90,6 +92,7 @@ class ApiServer:
         self.registry.add(newer_kind(core_events))
         self.resources = Resources(self.store, self.registry)
         authenticator = Authenticator(self.identity)
+        definitions = Definitions(self.store, self.registry)
         self.edge = Edge(Verbs(self.resources), self.registry, authenticator, config.limits)
         authorizer = Authorizer(self.store, config.enforces_rbac)
         self.edge.allows = authorizer.allow
@@ -100,7 +103,9 @@ class ApiServer:
         ]
         Pages(self.edge, Discovery(self.registry)).install()
         await self._furnish()
+        await self._furnish_snapshots()
         keeper = Housekeeper(self.resources, self.registry, self.identity.ca.read_text(), config.collects_garbage)
+        keeper.chores.append(definitions.empty_orphans)
         self._tasks.append(asyncio.create_task(keeper.run(), name="apiserver-housekeeping"))
         self.listener = Listener(self.edge.handle, config.limits)
         port = await self.listener.open_tls(config.host, config.port, self.identity)
@@ -134,6 +139,14 @@ class ApiServer:
                 except StatusError as error:
                     if error.http != 409:
                         raise
+
+    async def _furnish_snapshots(self) -> None:
+        """The snapshot kinds; definitions that someone has put in their place stay as they are."""
+        kind = self.registry.find("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+        assert kind is not None
+        missing = [d for d in snapshot_definitions() if self.store.get(STORED_AS, "", d["metadata"]["name"]) is None]
+        for definition in missing:
+            await self.resources.create(Call(kind, "", "", "", Options()), definition)
 
 
 def _check(config: Config) -> None:

@@ -46,6 +46,11 @@ def _table() -> dict[str, Rules]:
 _NONE = Rules()
 
 
+def register(stored_as: str, rules: Rules) -> None:
+    """Rules of a kind whose module is not part of this package."""
+    _table()[stored_as] = rules
+
+
 def rules_for(stored_as: str) -> Rules:
     """The rules of a resource; one without its own has only those of metadata."""
     return _table().get(stored_as, _NONE)
