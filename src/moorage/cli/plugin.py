@@ -3,14 +3,15 @@
 Owns: the flags. What they mean is in `moorage.plugin.settings` and docs/plugin.md.
 """
 
-import asyncio
+import logging
 import os
+import sys
 from typing import Annotated
 
 import typer
 
 from moorage.errors import UsageError
-from moorage.plugin import run as plugin
+from moorage.log import JsonFormat
 from moorage.plugin.settings import DRIVER_NAME, Settings, fraction_from, pools_from
 from moorage.storage import errors, mutable
 
@@ -53,7 +54,19 @@ def run(
         http_endpoint=http_endpoint,
         csi_version=csi_version,
     ).checked()
-    asyncio.run(plugin.run(settings))
+    become_plugin(settings)
+
+
+def become_plugin(settings: Settings) -> None:
+    """Replace this program by the plugin's own, which has no command line in its memory."""
+    root = logging.getLogger("moorage")
+    handlers = logging.getLogger().handlers
+    style = "json" if handlers and isinstance(handlers[0].formatter, JsonFormat) else "text"
+    level = logging.getLevelName(root.getEffectiveLevel()).lower()
+    argv = [sys.executable, "-m", "moorage.plugin", level, style, settings.as_json()]
+    # Many short-lived threads would otherwise leave the allocator with an arena each.
+    environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
+    os.execve(sys.executable, argv, environment)
 
 
 def _fraction(flag: str, text: str) -> float:

@@ -86,9 +86,7 @@ class CsiClient(CsiCalls):
         try:
             await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
         except TimeoutError:
-            raise CsiError(
-                "connect", "UNAVAILABLE", f"nothing answered on {self.path} in {timeout_s:g} s"
-            ) from None
+            raise CsiError("connect", "UNAVAILABLE", f"nothing answered on {self.path} in {timeout_s:g} s") from None
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return once the driver's Probe says ready; a Probe that fails is raised as it is."""

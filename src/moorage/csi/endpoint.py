@@ -23,17 +23,11 @@ def socket_path_from(endpoint: str) -> Path:
         if text.startswith("//"):
             text = text.removeprefix("//")
     elif "://" in text:
-        raise InvalidEndpoint(
-            f"endpoint {endpoint!r}: only unix sockets are supported, as unix:///path/to/csi.sock"
-        )
+        raise InvalidEndpoint(f"endpoint {endpoint!r}: only unix sockets are supported, as unix:///path/to/csi.sock")
     if not text.startswith("/"):
-        raise InvalidEndpoint(
-            f"endpoint {endpoint!r}: the socket's path must be absolute, as unix:///path/to/csi.sock"
-        )
+        raise InvalidEndpoint(f"endpoint {endpoint!r}: the socket's path must be absolute, as unix:///path/to/csi.sock")
     if "\0" in text or len(os.fsencode(text)) > _LONGEST_SOCKET_PATH:
-        raise InvalidEndpoint(
-            f"endpoint {endpoint!r}: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes"
-        )
+        raise InvalidEndpoint(f"endpoint {endpoint!r}: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes")
     return Path(text)
 
 

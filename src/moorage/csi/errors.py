@@ -57,9 +57,7 @@ class EndpointInUse(MoorageError):
     code = "FAILED_PRECONDITION"
 
     def __init__(self, path: str) -> None:
-        super().__init__(
-            f"another process is listening on {path}; stop it first, or give this one another --endpoint"
-        )
+        super().__init__(f"another process is listening on {path}; stop it first, or give this one another --endpoint")
 
 
 class OperationPending(MoorageError):

@@ -28,16 +28,13 @@ def plain(message: Message) -> dict[str, Any]:
     """The fields that are set, as plain data without secrets."""
     secret = _secret_fields(message.DESCRIPTOR)
     return {
-        field.name: STRIPPED if field.name in secret else _value(field, value)
-        for field, value in message.ListFields()
+        field.name: STRIPPED if field.name in secret else _value(field, value) for field, value in message.ListFields()
     }
 
 
 @cache
 def _secret_fields(descriptor: Descriptor) -> frozenset[str]:
-    return frozenset(
-        field.name for field in descriptor.fields if field.GetOptions().Extensions[csi_pb2.csi_secret]
-    )
+    return frozenset(field.name for field in descriptor.fields if field.GetOptions().Extensions[csi_pb2.csi_secret])
 
 
 def _value(field: FieldDescriptor, value: Any) -> Any:

@@ -30,9 +30,7 @@ log = get_logger(__name__)
 
 LARGEST_REQUEST_BYTES = 4 * 1024 * 1024
 
-_QUIET = frozenset(
-    {"Probe", "NodeGetVolumeStats", "GetCapacity", "NodeGetVolumeHealth", "NodeGetStorageHealth"}
-)
+_QUIET = frozenset({"Probe", "NodeGetVolumeStats", "GetCapacity", "NodeGetVolumeHealth", "NodeGetStorageHealth"})
 """Asked again and again by machines: their successes are logged at debug level."""
 
 
@@ -65,10 +63,14 @@ class CsiServer:
         """How many operations are running, also those whose caller has gone away."""
         return len(self._surround.operations)
 
-    async def start(self) -> None:
-        """Listen; EndpointInUse when another process already does."""
+    def check_free(self) -> None:
+        """EndpointInUse when another process answers; for owners that have more to start first."""
         if is_live(self.path):
             raise EndpointInUse(str(self.path))
+
+    async def start(self) -> None:
+        """Listen; EndpointInUse when another process already does."""
+        self.check_free()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)
         # The socket must never be open to others, not even between bind and chmod.
@@ -125,9 +127,7 @@ class _Surround(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         if handler.response_streaming:
             wrapped = self._stream(details.method, handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(wrapped, **options)
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(details.method, handler.unary_unary), **options
-        )
+        return grpc.unary_unary_rpc_method_handler(self._unary(details.method, handler.unary_unary), **options)
 
     def _unary(self, name: str, method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         async def call(request: Message, context: Any) -> Any:
@@ -203,9 +203,7 @@ class _Outcome:
         # The traceback is for the log; the caller learns only that it is there.
         log.exception("call failed unexpectedly", method=self.name)
         self.code = "INTERNAL"
-        self.message = (
-            f"{self.method} failed unexpectedly ({type(error).__name__}); see the log of this process"
-        )
+        self.message = f"{self.method} failed unexpectedly ({type(error).__name__}); see the log of this process"
         return True
 
     @property
@@ -231,9 +229,7 @@ async def _invoke(method: Callable[..., Any], request: Message, context: Any, na
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def _messages(
-    method: Callable[..., Any], request: Message, context: Any, name: str
-) -> AsyncIterator[Any]:
+async def _messages(method: Callable[..., Any], request: Message, context: Any, name: str) -> AsyncIterator[Any]:
     try:
         answer = method(request, context)
     except NotImplementedError:

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
+from moorage.csi.metrics import CONTENT_TYPE
 from moorage.errors import UsageError
 
 _REQUEST_TIMEOUT_S = 10.0
@@ -21,13 +19,13 @@ _LARGEST_REQUEST = 16 * 1024
 class HttpEndpoint:
     """Answers two paths and closes each connection; `address` is `HOST:PORT` or `:PORT`."""
 
-    def __init__(self, address: str, registry: CollectorRegistry, healthy: Callable[[], bool]) -> None:
+    def __init__(self, address: str, metrics: Callable[[], str], healthy: Callable[[], bool]) -> None:
         host, _, port = address.rpartition(":")
         if not port.isdigit() or int(port) > 65535:
             raise UsageError(f"--http-endpoint {address}: must be HOST:PORT or :PORT")
         self._host = host.strip("[]") or None
         self.port = int(port)
-        self._registry = registry
+        self._metrics = metrics
         self._healthy = healthy
         self._server: asyncio.Server | None = None
 
@@ -47,20 +45,20 @@ class HttpEndpoint:
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head.split(b"\r\n", 1)[0].decode("latin-1")))
+                writer.write(await self._answer(head.split(b"\r\n", 1)[0].decode("latin-1")))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return  # a client that does not speak HTTP, or went away
         finally:
             writer.close()
 
-    def _answer(self, request_line: str) -> bytes:
+    async def _answer(self, request_line: str) -> bytes:
         method, _, rest = request_line.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", "text/plain", b"only GET\n")
         if path == "/metrics":
-            return _response("200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry))
+            return _response("200 OK", CONTENT_TYPE, (await asyncio.to_thread(self._metrics)).encode())
         if path == "/healthz":
             healthy = self._healthy()
             status = "200 OK" if healthy else "503 Service Unavailable"

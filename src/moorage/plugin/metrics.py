@@ -1,18 +1,13 @@
 """What the pools say about themselves to Prometheus, read when they are asked.
 
 Owns: gauges of room and reclaimable bytes per pool.
-Start reading at: `PoolMetrics`.
+Start reading at: `pool_metrics`.
 """
 
-from collections.abc import Iterator
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from moorage.csi.metrics import escaped
 from moorage.errors import MoorageError
 from moorage.log import get_logger
-from moorage.storage import Pools
+from moorage.storage import Capacity, Pools
 
 log = get_logger(__name__)
 
@@ -26,26 +21,17 @@ _GAUGES = {
 }
 
 
-class PoolMetrics(Collector):
-    """Registers itself; a pool that cannot answer is left out of one scrape and logged."""
-
-    def __init__(self, pools: Pools, registry: CollectorRegistry) -> None:
-        self._pools = pools
-        registry.register(self)
-
-    def describe(self) -> list[Metric]:
-        return []  # the names are known from the first scrape; asking pools at registration would be early
-
-    def collect(self) -> Iterator[Metric]:
-        families = {
-            name: GaugeMetricFamily(f"moorage_pool_{name}", text, labels=["pool"]) for name, text in _GAUGES.items()
-        }
-        for pool in self._pools:
-            try:
-                room = pool.capacity()
-            except MoorageError as error:
-                log.warning("a pool did not tell its capacity", pool=pool.name, error=str(error))
-                continue
-            for name, family in families.items():
-                family.add_metric([pool.name], getattr(room, name))
-        yield from families.values()
+def pool_metrics(pools: Pools) -> str:
+    """In Prometheus' text format; a pool that cannot answer is left out of one scrape and logged."""
+    rooms: dict[str, Capacity] = {}
+    for pool in pools:
+        try:
+            rooms[pool.name] = pool.capacity()
+        except MoorageError as error:
+            log.warning("a pool did not tell its capacity", pool=pool.name, error=str(error))
+    lines = []
+    for gauge, text in _GAUGES.items():
+        name = f"moorage_pool_{gauge}"
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+        lines += [f'{name}{{pool="{escaped(pool)}"}} {getattr(room, gauge)}' for pool, room in rooms.items()]
+    return "\n".join(lines) + "\n"

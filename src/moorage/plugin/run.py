@@ -20,7 +20,7 @@ from moorage.plugin.groups_service import GroupService
 from moorage.plugin.http import HttpEndpoint
 from moorage.plugin.identity import IdentityService
 from moorage.plugin.metadata import MetadataService
-from moorage.plugin.metrics import PoolMetrics
+from moorage.plugin.metrics import pool_metrics
 from moorage.plugin.node import NodeService
 from moorage.plugin.parts import Parts
 from moorage.plugin.settings import DEFAULT_POOL, Settings
@@ -51,6 +51,7 @@ async def serve(settings: Settings) -> AsyncIterator[Parts]:
     identity = IdentityService(settings)
     server = CsiServer(settings.endpoint, driver_name=settings.driver_name, metrics=metrics)
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server.grpc)
+    server.check_free()
     async with contextlib.AsyncExitStack() as stack:
         pools = await asyncio.to_thread(open_pools, settings)
         stack.callback(close_pools, pools)
@@ -59,9 +60,12 @@ async def serve(settings: Settings) -> AsyncIterator[Parts]:
         _add_services(server, parts)
         await server.start()
         stack.push_async_callback(server.stop, settings.stop_grace_s)
-        PoolMetrics(pools, metrics.registry)
         if settings.http_endpoint:
-            http = HttpEndpoint(settings.http_endpoint, metrics.registry, lambda: identity.is_ready)
+            http = HttpEndpoint(
+                settings.http_endpoint,
+                lambda: metrics.render() + pool_metrics(pools),
+                lambda: identity.is_ready,
+            )
             await stack.enter_async_context(http)
         await parts.work.run(_prepare, parts)
         if settings.serves_node:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from moorage.errors import UsageError
 
 DRIVER_NAME = "csi.moorage.dev"
@@ -59,6 +61,13 @@ class Settings:
     @property
     def serves_node(self) -> bool:
         return "node" in self.services
+
+    def as_json(self) -> str:
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
+    @staticmethod
+    def from_json(text: str) -> "Settings":
+        return msgspec.json.decode(text, type=Settings, dec_hook=lambda kind, value: kind(value))
 
     def checked(self) -> "Settings":
         """These settings, or UsageError naming the flag that is wrong."""

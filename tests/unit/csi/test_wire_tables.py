@@ -107,9 +107,7 @@ def test_every_field_of_the_table_has_its_number_type_and_marks(table, module):
         found = messages[message["name"]]
         assert marks(found, csi_pb2.alpha_message) == message.get("options", []), message["name"]
         for field in message["fields"]:
-            assert field_row(found.fields_by_name[field["name"]]) == field, (
-                f"{message['name']}.{field['name']}"
-            )
+            assert field_row(found.fields_by_name[field["name"]]) == field, f"{message['name']}.{field['name']}"
 
 
 @each_table
@@ -144,6 +142,4 @@ def test_generating_again_changes_nothing(tmp_path):
     assert len(written) >= 9
     for file in written:
         committed = SOURCE_ROOT / file.relative_to(tmp_path)
-        assert committed.read_text() == file.read_text(), (
-            f"{committed.name}: run python -m moorage.csi.generate"
-        )
+        assert committed.read_text() == file.read_text(), f"{committed.name}: run python -m moorage.csi.generate"
