@@ -38,6 +38,7 @@ class Ledger:
         self.space = space
         self._count = count
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
         self._sums = Sums()
         self._pending = 0
         self._epoch = 0
@@ -46,6 +47,10 @@ class Ledger:
 
     def recount(self, *, at_most_every_s: float = 0.0) -> bool:
         """Count the pool anew; False when the last count is younger than asked for."""
+        with self._counting:  # one count at a time; who waited for it has it fresh
+            return self._recount(at_most_every_s)
+
+    def _recount(self, at_most_every_s: float) -> bool:
         started = time.monotonic()
         if started - self._counted_at < max(at_most_every_s, 10 * self._count_took):
             return False
@@ -120,6 +125,8 @@ class Ledger:
             self._sums.promised += size
 
     def _take(self, size: int, what: str) -> None:
+        if self._counted_at == float("-inf"):
+            self.recount()
         if self._try(size):
             return
         found = self._capacity()

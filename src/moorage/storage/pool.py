@@ -126,7 +126,6 @@ class Pool:
                 log.info("swept unfinished work", pool=config.name, entries=swept)
         else:
             context.changed_by_guest = self._tell_owner
-        context.ledger.recount()
         if config.owner and config.background:
             self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
             self._thread.start()
@@ -367,6 +366,7 @@ class Pool:
         """The background thread: reclaim what was deleted, when it was deleted or its time is over."""
         while not self._stopping:
             try:
+                self._context.ledger.recount(at_most_every_s=600.0)
                 self.sweep()
             except (StorageError, HostError, OSError) as failed:
                 log.warning("cannot reclaim", pool=self.name, error=str(failed))
