@@ -196,6 +196,7 @@ class Layout:
         """
         path = os.path.join(self.tmp, f"{what}-{secrets.token_hex(8)}")
         os.mkdir(path, 0o700)
+        reached("building.made")
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with contextlib.suppress(OSError):  # a filesystem without locks: age decides there
@@ -230,6 +231,7 @@ class Layout:
 
     def move(self, source: str, target: str) -> None:
         """Rename between two of the pool's directories, durably; the target must not exist."""
+        reached("move.started")
         os.rename(source, target)
         reached("move.renamed")
         for parent in {os.path.dirname(source), os.path.dirname(target)}:
@@ -310,6 +312,7 @@ def write_file(path: str, content: bytes) -> None:
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
+        reached("write.unsynced")
         os.fsync(fd)
     finally:
         os.close(fd)

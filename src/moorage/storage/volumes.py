@@ -325,6 +325,7 @@ class Volumes:
         with self._layout.translated(f"format volume {ident}"), self.locked(ident):
             write_file(os.path.join(self.directory(ident), HALF_FORMATTED), b"")
             self._layout.sync(self.directory(ident))
+            reached("format.marked")
 
     def format_end(self, ident: str) -> None:
         """The filesystem is whole: write it to disk, then take the mark away."""
@@ -338,6 +339,7 @@ class Volumes:
             self._layout.sync(os.fspath(volume.data))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.directory(ident), HALF_FORMATTED))
+            reached("format.unmarked")
             self._layout.sync(self.directory(ident))
 
     def is_half_formatted(self, ident: str) -> bool:

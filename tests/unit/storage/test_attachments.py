@@ -1,0 +1,160 @@
+"""Attachments of a shared pool: one owner at a time, growing tokens, limits, many processes."""
+
+import multiprocessing
+import os
+import random
+
+import pytest
+
+from moorage.storage import (
+    AttachedDifferently,
+    AttachedElsewhere,
+    CreateVolume,
+    Fenced,
+    LimitReached,
+    NodeNotFound,
+    Pool,
+    PoolConfig,
+    Scope,
+    VolumeInUse,
+    VolumeNotFound,
+)
+
+MIB = 1 << 20
+ONE, MANY, READERS = "SINGLE_NODE_WRITER", "MULTI_NODE_MULTI_WRITER", "MULTI_NODE_READER_ONLY"
+
+
+def shared(directory, owner=True):
+    config = PoolConfig(
+        "shared", directory, scope=Scope.SHARED, owner=owner, overcommit=1000.0, trash_retention_s=60, background=False
+    )
+    return Pool.open(config)
+
+
+@pytest.fixture
+def pool(tmp_path):
+    with shared(tmp_path / "pool") as opened:
+        for node in ("n1", "n2", "n3"):
+            opened.register_node(node)
+        yield opened
+
+
+@pytest.fixture
+def volume(pool):
+    return pool.create_volume(CreateVolume("v", MIB, filesystem="")).id
+
+
+def test_a_volume_goes_from_node_to_node_with_a_higher_token(pool, volume):
+    first = pool.attach(volume, "n1", ONE)
+    assert pool.attach(volume, "n1", ONE) == first
+    with pytest.raises(AttachedElsewhere, match="n1"):
+        pool.attach(volume, "n2", ONE)
+    with pytest.raises(AttachedDifferently):
+        pool.attach(volume, "n1", ONE, readonly=True)
+    assert pool.verify_attachment(volume, "n1", first.token) == first
+
+    assert pool.detach(volume, "n1")
+    assert not pool.detach(volume, "n1")
+    second = pool.attach(volume, "n2", ONE)
+    assert second.token > first.token
+    with pytest.raises(Fenced, match="not attached to node n1"):
+        pool.verify_attachment(volume, "n1", first.token)
+    pool.detach(volume)
+    third = pool.attach(volume, "n1", ONE)
+    with pytest.raises(Fenced, match=f"token {first.token}"):
+        pool.verify_attachment(volume, "n1", first.token)
+    assert third.token > second.token
+
+
+def test_readers_and_writers_of_many_nodes(pool, volume):
+    pool.attach(volume, "n1", READERS, readonly=True)
+    pool.attach(volume, "n2", READERS, readonly=True)
+    with pytest.raises(AttachedElsewhere):
+        pool.attach(volume, "n3", ONE)
+    assert [held.node_id for held in pool.attachments(volume)] == ["n1", "n2"]
+    assert pool.detach(volume)
+    assert pool.attachments(volume) == []
+    single = "MULTI_NODE_SINGLE_WRITER"
+    pool.attach(volume, "n1", single)
+    pool.attach(volume, "n2", single, readonly=True)
+    with pytest.raises(AttachedElsewhere, match="writes"):
+        pool.attach(volume, "n3", single)
+
+
+def test_unknown_volumes_and_nodes(pool, volume):
+    with pytest.raises(NodeNotFound, match="n9"):
+        pool.attach(volume, "n9", ONE)
+    with pytest.raises(VolumeNotFound):
+        pool.attach("no-such", "n1", ONE)
+    assert pool.detach("no-such", "n1") is False
+    assert pool.detach(volume, "n9") is False
+    pool.forget_node("n3")
+    assert set(pool.nodes()) == {"n1", "n2"}
+
+
+def test_a_node_takes_no_more_than_its_limit(pool):
+    pool.register_node("small", limit=2)
+    volumes = [pool.create_volume(CreateVolume(f"v{n}", MIB, filesystem="")).id for n in range(3)]
+    pool.attach(volumes[0], "small", ONE)
+    pool.attach(volumes[1], "small", ONE)
+    with pytest.raises(LimitReached, match="small"):
+        pool.attach(volumes[2], "small", ONE)
+    assert pool.attachments(volumes[2]) == []
+    assert pool.attach(volumes[1], "small", ONE)  # the same again is not one more
+    pool.detach(volumes[0])
+    pool.attach(volumes[2], "small", ONE)
+
+
+def test_an_attached_volume_is_not_deleted_and_a_deleted_one_not_attached(pool, volume):
+    pool.attach(volume, "n1", ONE)
+    with pytest.raises(VolumeInUse, match="n1"):
+        pool.delete_volume(volume)
+    pool.detach(volume)
+    assert pool.delete_volume(volume)
+    with pytest.raises(VolumeNotFound):
+        pool.attach(volume, "n1", ONE)
+    pool.undelete("v")
+    assert pool.attach(volume, "n1", ONE).token > 1
+
+
+def test_old_generations_are_removed(pool, volume):
+    for _ in range(20):
+        pool.attach(volume, "n1", ONE)
+        pool.detach(volume)
+    assert len(os.listdir(pool.volume(volume).data.parent / "attach")) <= 4
+
+
+def _controller(directory, seed, rounds, log):
+    """Attach, hold, detach, at random; every hold is written down with its token."""
+    chance = random.Random(seed)
+    node = f"n{seed % 3 + 1}"
+    with shared(directory, owner=False) as pool:
+        volume = pool.volumes().items[0].id
+        for _ in range(rounds):
+            try:
+                held = pool.attach(volume, node, ONE)
+            except AttachedElsewhere:
+                continue
+            os.write(log, f"{held.token} {node}\n".encode())
+            if chance.random() < 0.7:
+                pool.detach(volume, node)
+
+
+def test_no_token_is_ever_given_to_two_nodes(pool, volume, tmp_path):
+    processes = multiprocessing.get_context("fork")
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    hammers = [processes.Process(target=_controller, args=(pool.directory, seed, 60, log)) for seed in range(8)]
+    for hammer in hammers:
+        hammer.start()
+    hammers[3].kill()  # one dies in the middle of something
+    for hammer in hammers:
+        hammer.join(timeout=120)
+    os.close(log)
+    owner_of: dict[str, set[str]] = {}
+    for line in (tmp_path / "log").read_text().splitlines():
+        token, node = line.split()
+        owner_of.setdefault(token, set()).add(node)
+    assert len(owner_of) > 10
+    assert all(len(nodes) == 1 for nodes in owner_of.values())
+    pool.detach(volume)
+    assert pool.attach(volume, "n1", ONE).token > max(int(token) for token in owner_of)

@@ -1,0 +1,212 @@
+"""Killed at every step: what was acknowledged is there, what was not is whole or gone.
+
+Each operation runs in a child process that kills itself with SIGKILL at the n-th step. Then the
+pool is opened again, as the next plugin would, and the operation is repeated: the end must be the
+same as if nothing had happened.
+"""
+
+import os
+import signal
+from dataclasses import dataclass
+
+import pytest
+
+from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Scope, Source, failpoints, id_from
+from moorage.storage.model import CopyPath
+
+MIB = 1 << 20
+MODE = "SINGLE_NODE_WRITER"
+
+
+def image(name, size=MIB, **more):
+    return CreateVolume(name, size, filesystem="", **more)
+
+
+@dataclass(frozen=True)
+class Story:
+    """`before` prepares, `act` is killed and repeated, `told` describes the end."""
+
+    name: str
+    act: object
+    told: object
+    scope: Scope = Scope.NODE
+    retention_s: float = 3600.0
+
+
+def prepare(pool):
+    volume = pool.create_volume(image("kept", 2 * MIB))
+    with open(volume.data, "r+b") as data:
+        data.write(b"acknowledged")
+    directory = pool.create_volume(CreateVolume("tree", MIB, kind=Kind.DIRECTORY))
+    (directory.data / "file").write_text("in a tree")
+    pool.create_snapshot(CreateSnapshot("snap", volume.id))
+    pool.create_group("group", [volume.id])
+    pool.create_volume(image("doomed"))
+    pool.create_volume(image("gone"))
+    pool.delete_volume(id_from("gone"))
+    if pool.config.scope is Scope.SHARED:
+        pool.register_node("n1")
+        pool.register_node("n2")
+        pool.attach(id_from("doomed"), "n2", MODE)
+
+
+KEPT, TREE = id_from("kept"), id_from("tree")
+
+
+def detach_told(pool):
+    return pool.attachments(id_from("doomed"))
+
+
+def attach_told(pool):
+    held = pool.attachments(KEPT)
+    return [(each.node_id, pool.verify_attachment(KEPT, each.node_id, each.token).mode) for each in held]
+
+
+STORIES = [
+    Story("create", lambda p: p.create_volume(image("new", 3 * MIB)), lambda p: p.volume(id_from("new")).size_bytes),
+    Story("thick", lambda p: p.create_volume(image("new", thick=True)), lambda p: p.volume(id_from("new")).thick),
+    Story(
+        "clone",
+        lambda p: p.create_volume(image("new", 3 * MIB, source=Source.volume(KEPT))),
+        lambda p: p.volume(id_from("new")).data.read_bytes()[:12],
+    ),
+    Story(
+        "restore",
+        lambda p: p.create_volume(image("new", 3 * MIB, source=Source.snapshot(id_from("snap")))),
+        lambda p: p.volume(id_from("new")).data.read_bytes()[:12],
+    ),
+    Story(
+        "clone of a directory",
+        lambda p: p.create_volume(CreateVolume("new", MIB, kind=Kind.DIRECTORY, source=Source.volume(TREE))),
+        lambda p: (p.volume(id_from("new")).data / "file").read_text(),
+    ),
+    Story("delete", lambda p: p.delete_volume(id_from("doomed")), lambda p: p.find_volume(id_from("doomed"))),
+    Story(
+        "delete and reclaim",
+        lambda p: (p.delete_volume(id_from("doomed")), p.sweep()),
+        lambda p: (p.find_volume(id_from("doomed")), p.trash()),
+        retention_s=0.0,
+    ),
+    Story("expand", lambda p: p.expand_volume(KEPT, 5 * MIB), lambda p: p.volume(KEPT).size_bytes),
+    Story("modify", lambda p: p.modify_volume(KEPT, {"readIOPS": "9"}), lambda p: p.volume(KEPT).mutable),
+    Story(
+        "snapshot",
+        lambda p: p.create_snapshot(CreateSnapshot("new", KEPT)),
+        lambda p: p.snapshot(id_from("new")).data.read_bytes()[:12],
+    ),
+    Story("delete snapshot", lambda p: p.delete_snapshot(id_from("snap")), lambda p: p.find_snapshot(id_from("snap"))),
+    Story(
+        "group",
+        lambda p: p.create_group("new", [KEPT, TREE]),
+        lambda p: [found.volume_id for found in p.group(id_from("new")).snapshots],
+    ),
+    Story("delete group", lambda p: p.delete_group(id_from("group")), lambda p: p.find_group(id_from("group"))),
+    Story(
+        "undelete",
+        lambda p: p.find_volume(id_from("gone")) or p.undelete("gone"),
+        lambda p: p.volume(id_from("gone")).size_bytes,
+    ),
+    Story(
+        "format",
+        lambda p: (p.format_begin(KEPT), p.format_end(KEPT)),
+        lambda p: p.is_half_formatted(KEPT),
+    ),
+    Story("attach", lambda p: p.attach(KEPT, "n1", MODE), attach_told, scope=Scope.SHARED),
+    Story("detach", lambda p: p.detach(id_from("doomed")), detach_told, scope=Scope.SHARED),
+    Story(
+        "delete in a shared pool",
+        lambda p: (p.detach(id_from("doomed")), p.delete_volume(id_from("doomed"))),
+        lambda p: p.find_volume(id_from("doomed")),
+        scope=Scope.SHARED,
+    ),
+]
+
+
+def config_for(directory, story):
+    return PoolConfig(
+        "default",
+        directory,
+        scope=story.scope,
+        overcommit=1000.0,
+        trash_retention_s=story.retention_s,
+        background=False,
+    )
+
+
+def killed_at(config, story, step):
+    """Run the story in a child that dies at this step; True when the child reached its end instead."""
+    child = os.fork()
+    if child == 0:
+        try:
+            left = step
+
+            def hook(_):
+                nonlocal left
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+
+            failpoints.install(hook)
+            story.act(Pool.open(config))
+            os._exit(0)
+        finally:
+            os._exit(99)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return False
+    assert os.WEXITSTATUS(status) == 0
+    return True
+
+
+def check_whole(pool):
+    """Nothing unfinished, nothing half, and the acknowledged bytes are there."""
+    if pool.config.scope is Scope.NODE:
+        assert os.listdir(pool.directory / "tmp") == []
+    assert os.listdir(pool.directory / "frozen") == []
+    assert pool.damaged() == []
+    for volume in pool.volumes().items:
+        assert pool.health(volume.id) == () or volume.kind is Kind.DIRECTORY
+        assert volume.source is None or volume.copy_path is not CopyPath.NONE
+    for cut in pool.snapshots().items:
+        assert cut.kind is Kind.DIRECTORY or os.stat(cut.data).st_size == cut.size_bytes
+    assert pool.volume(KEPT).data.read_bytes()[:12] == b"acknowledged"
+    assert (pool.volume(TREE).data / "file").read_text() == "in a tree"
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+def test_killed_at_any_step_and_repeated_ends_the_same(story, tmp_path):
+    with Pool.open(config_for(tmp_path / "calm", story)) as calm:
+        prepare(calm)
+        story.act(calm)
+        expected, promised = story.told(calm), calm.capacity().promised_bytes
+
+    step = 0
+    while True:
+        config = config_for(tmp_path / f"crash-{step}", story)
+        with Pool.open(config) as pool:
+            prepare(pool)
+        is_over = killed_at(config, story, step)
+        with Pool.open(config) as pool:
+            check_whole(pool)
+            story.act(pool)
+            check_whole(pool)
+            assert story.told(pool) == expected
+            assert pool.capacity().promised_bytes == promised
+        if is_over:
+            break
+        step += 1
+    assert step >= 2, "the operation has no steps to be killed at"
+
+
+def test_opening_is_killed_too(tmp_path):
+    story = Story("open", lambda p: p.create_volume(image("v")), lambda p: p.volume(id_from("v")).size_bytes)
+    for step in range(20):
+        config = config_for(tmp_path / f"open-{step}", story)
+        is_over = killed_at(config, story, step)
+        with Pool.open(config) as pool:
+            story.act(pool)
+            assert story.told(pool) == MIB
+        if is_over:
+            return
+    pytest.fail("never reached its end")
