@@ -228,7 +228,7 @@ class FakeApi:
                 return await self._watch(request)
             case "GET" if known is not None:
                 return web.json_response(known)
-            case "GET" if len(path.split("/")) % 2 == 0 or (path.startswith("/api/v1/") and path.count("/") == 3):
+            case "GET" if path.rsplit("/", 1)[1] in ("configmaps", "events", "leases"):
                 return self._list(request)
             case "POST":
                 return self._create(f"{path}/{body['metadata']['name']}", body)
