@@ -208,7 +208,7 @@ def _token_from(
 
 def _tls_from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.SSLContext:
     data = cluster.get("certificate-authority-data")
-    authority = base64.b64decode(data).decode() if data else None
+    authority = _inline(data).decode() if data else None
     file = cluster.get("certificate-authority")
     tls = ssl.create_default_context(cafile=str(folder / file) if file and not data else None, cadata=authority)
     if cluster.get("insecure-skip-tls-verify"):
@@ -217,6 +217,11 @@ def _tls_from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ss
     if certificate and key:
         _load_pair(tls, certificate, key)
     return tls
+
+
+def _inline(data: object) -> bytes:
+    """What a `-data` field holds; ValueError when it is not base64."""
+    return base64.b64decode("".join(str(data).split()), validate=True)
 
 
 def _load_pair(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
@@ -229,7 +234,7 @@ def _load_pair(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 def _pair_from(user: dict[str, Any], folder: Path) -> tuple[bytes | None, bytes | None]:
     def content(name: str) -> bytes | None:
         if data := user.get(f"{name}-data"):
-            return base64.b64decode(data)
+            return _inline(data)
         return (folder / str(user[name])).read_bytes() if user.get(name) else None
 
     return content("client-certificate"), content("client-key")

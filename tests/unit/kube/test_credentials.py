@@ -1,0 +1,275 @@
+"""Where the API is and who we are: kubeconfigs, accounts, tokens that change, certificates, plugins and sockets."""
+
+import asyncio
+import base64
+import datetime
+import ipaddress
+import json
+import ssl
+import subprocess
+import sys
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from moorage.errors import UsageError
+from moorage.kube import config
+from moorage.kube.client import Client
+from moorage.kube.errors import Unauthorized, Unavailable
+from moorage.kube.objects.core import ConfigMap
+
+
+def write(path, server, user, **cluster):
+    document = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "work"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+class Authority:
+    """A certificate authority and what it signed, as PEM."""
+
+    def __init__(self):
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+        self.certificate = self._sign(self.key, self.name, x509.BasicConstraints(ca=True, path_length=None))
+
+    def _sign(self, key, name, *extensions):
+        now = datetime.datetime.now(datetime.UTC)
+        made = x509.CertificateBuilder(self.name, name, key.public_key(), x509.random_serial_number())
+        made = made.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(
+            now + datetime.timedelta(hours=1)
+        )
+        for extension in extensions:
+            made = made.add_extension(extension, critical=False)
+        return made.sign(self.key, hashes.SHA256())
+
+    def pair(self, common_name):
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        where = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self._sign(key, name, where).public_bytes(serialization.Encoding.PEM), pem
+
+    @property
+    def pem(self):
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture
+def authority():
+    return Authority()
+
+
+def serving(authority, tmp_path, demand=False):
+    certificate, key = authority.pair("server")
+    (tmp_path / "s.crt").write_bytes(certificate)
+    (tmp_path / "s.key").write_bytes(key)
+    (tmp_path / "ca.crt").write_bytes(authority.pem)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.crt"))
+    tls.load_cert_chain(tmp_path / "s.crt", tmp_path / "s.key")
+    tls.verify_mode = ssl.CERT_REQUIRED if demand else ssl.CERT_NONE
+    return tls
+
+
+def text(pem):
+    return base64.b64encode(pem).decode()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_a_client_certificate_is_shown(fake, authority, tmp_path, inline):
+    api = await fake().start(tls=serving(authority, tmp_path, demand=True))
+    certificate, key = authority.pair("client")
+    if inline:
+        user = {"client-certificate-data": text(certificate), "client-key-data": text(key)}
+        cluster = {"certificate-authority-data": text(authority.pem)}
+    else:
+        (tmp_path / "c.crt").write_bytes(certificate)
+        (tmp_path / "c.key").write_bytes(key)
+        user, cluster = {"client-certificate": "c.crt", "client-key": "c.key"}, {"certificate-authority": "ca.crt"}
+    path = write(tmp_path / "config", f"https://127.0.0.1:{api.port}", user, **cluster)
+    async with Client(config.load(str(path))) as client:
+        assert client.namespace == "work"
+        assert (await client.list(ConfigMap)).items == []
+    await api.stop()
+
+
+async def test_a_server_of_another_authority_is_refused_at_once(fake, authority, tmp_path):
+    api = await fake().start(tls=serving(authority, tmp_path))
+    stranger = {"certificate-authority-data": text(Authority().pem)}
+    path = write(tmp_path / "config", f"https://127.0.0.1:{api.port}", {"token": "t"}, **stranger)
+    async with Client(config.load(str(path))) as client:
+        with pytest.raises(Unavailable, match="certificate"):
+            await client.list(ConfigMap)
+    assert api.seen == []
+    path = write(tmp_path / "config", f"https://127.0.0.1:{api.port}", {}, **{"insecure-skip-tls-verify": True})
+    async with Client(config.load(str(path))) as client:
+        assert (await client.list(ConfigMap)).items == []
+    await api.stop()
+
+
+async def test_a_unix_socket_is_spoken_to(fake, tmp_path):
+    api = await fake().start(unix=str(tmp_path / "api.sock"))
+    path = write(tmp_path / "config", f"unix://{tmp_path / 'api.sock'}", {"token": "secret"})
+    api.accept_token = "secret"
+    async with Client(config.load(str(path))) as client:
+        await client.create(ConfigMap, {"metadata": {"name": "a"}}, "ns")
+        api.cut_idle()
+        await asyncio.sleep(0)
+        await client.create(ConfigMap, {"metadata": {"name": "b"}}, "ns")
+        assert len((await client.list(ConfigMap)).items) == 2
+    await api.stop()
+
+
+def test_a_token_file_is_read_again_each_minute_and_after_a_refusal(virtual, fake, tmp_path):
+    async def story():
+        clock = [0.0]
+        async with fake() as api:
+            (tmp_path / "token").write_text("first\n")
+            source = config.token_file(tmp_path / "token", clock=lambda: clock[0])
+            api.accept_token = "first"
+            async with Client(config.ApiConfig(api.config.server, token=source)) as client:
+                await client.list(ConfigMap)
+                (tmp_path / "token").write_text("second")
+                await client.list(ConfigMap)  # the old one is good until the server says otherwise
+                clock[0] = 61
+                api.accept_token = "second"
+                await client.list(ConfigMap)
+                assert len(api.seen) == 3
+                (tmp_path / "token").write_text("third")
+                api.accept_token = "third"
+                await client.create(ConfigMap, {"metadata": {"name": "a"}}, "ns")
+                assert len(api.seen) == 5  # refused once, then with the new token
+                api.accept_token = "unknown"
+                with pytest.raises(Unauthorized):
+                    await client.list(ConfigMap)
+                assert len(api.seen) == 7
+                (tmp_path / "token").unlink()
+                clock[0] = 200
+                with pytest.raises(Unauthorized, match="token"):
+                    await client.list(ConfigMap)
+
+    virtual(story)
+
+
+PLUGIN = """
+import json, os, sys, pathlib
+info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+count = pathlib.Path(sys.argv[1])
+number = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(number))
+status = {"token": f"token-{number}-{os.environ['EXTRA']}"}
+if len(sys.argv) > 2:
+    status["expirationTimestamp"] = sys.argv[2]
+print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "status": status}))
+"""
+
+
+def exec_user(tmp_path, *arguments):
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    return {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": [str(tmp_path / "plugin.py"), str(tmp_path / "count"), *arguments],
+            "env": [{"name": "EXTRA", "value": "x"}],
+        }
+    }
+
+
+async def test_a_credential_plugin_is_run_once_for_many_requests_and_again_when_refused(fake, tmp_path):
+    async with fake() as api:
+        path = write(tmp_path / "config", api.config.server, exec_user(tmp_path, "2999-01-01T00:00:00Z"))
+        api.accept_token = "token-1-x"
+        async with Client(config.load(str(path))) as client:
+            await asyncio.gather(*(client.list(ConfigMap) for _ in range(5)))
+            assert (tmp_path / "count").read_text() == "1"
+            api.accept_token = "token-2-x"
+            await client.list(ConfigMap)
+            assert (tmp_path / "count").read_text() == "2"
+
+
+async def test_an_expired_plugin_token_is_replaced_before_it_is_used(fake, tmp_path):
+    async with fake() as api:
+        path = write(tmp_path / "config", api.config.server, exec_user(tmp_path, "2001-01-01T00:00:00Z"))
+        async with Client(config.load(str(path))) as client:
+            await client.list(ConfigMap)
+            await client.list(ConfigMap)
+        assert [headers["Authorization"] for headers in api.headers] == ["Bearer token-1-x", "Bearer token-2-x"]
+
+
+@pytest.mark.parametrize("script", ["import sys; sys.exit(3)", "print('no json')", "print('{}')"])
+async def test_a_plugin_that_fails_is_named(fake, tmp_path, script):
+    async with fake() as api:
+        user = exec_user(tmp_path)
+        (tmp_path / "plugin.py").write_text(script)
+        path = write(tmp_path / "config", api.config.server, user)
+        async with Client(config.load(str(path))) as client:
+            with pytest.raises(Unauthorized, match="credential plugin"):
+                await client.list(ConfigMap)
+
+
+async def test_a_plugin_may_give_a_certificate(fake, authority, tmp_path):
+    api = await fake().start(tls=serving(authority, tmp_path, demand=True))
+    certificate, key = authority.pair("from-plugin")
+    status = {"clientCertificateData": certificate.decode(), "clientKeyData": key.decode()}
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    user = exec_user(tmp_path)
+    (tmp_path / "plugin.py").write_text(f"print({json.dumps(answer)!r})")
+    where = {"certificate-authority": "ca.crt"}
+    path = write(tmp_path / "config", f"https://127.0.0.1:{api.port}", user, **where)
+    async with Client(config.load(str(path))) as client:
+        assert (await client.list(ConfigMap)).items == []
+    await api.stop()
+
+
+def test_the_account_of_a_pod_is_found(monkeypatch, tmp_path, authority):
+    (tmp_path / "ca.crt").write_bytes(authority.pem)
+    (tmp_path / "token").write_text("account-token")
+    (tmp_path / "namespace").write_text("storage\n")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    found = config.from_account(tmp_path)
+    assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "storage")
+    assert asyncio.run(found.token()) == "account-token"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "no entry"),
+        ("- a list", "not a mapping"),
+        ("a: [", "kubeconfig"),
+        ("current-context: x", "no entry 'x' in contexts"),
+        ("current-context: x\ncontexts: [{name: x, context: {cluster: y}}]", "no entry 'y' in clusters"),
+    ],
+)
+def test_a_broken_kubeconfig_is_explained(tmp_path, content, complaint):
+    (tmp_path / "config").write_text(content)
+    with pytest.raises(UsageError, match=complaint):
+        config.from_kubeconfig(tmp_path / "config")
+
+
+@pytest.mark.parametrize("cluster", [{"certificate-authority": "missing"}, {"certificate-authority-data": "!!"}])
+def test_certificates_that_cannot_be_read_are_explained(tmp_path, cluster):
+    with pytest.raises(UsageError, match="certificates of context 'here'"):
+        config.from_kubeconfig(write(tmp_path / "config", "https://127.0.0.1:1", {}, **cluster))
+
+
+def test_the_official_package_is_not_imported_by_the_layer():
+    code = (
+        "import sys, moorage.kube.client, moorage.kube.informer, moorage.kube.queue, moorage.kube.events, "
+        "moorage.kube.election, moorage.kube.selectors, moorage.kube.quantity, moorage.kube.objects; "
+        "sys.exit('kubernetes' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
