@@ -127,6 +127,8 @@ _PACKAGES = {
     "node.k8s.io": "node",
     "resource.k8s.io": "resource",
     "apiextensions.k8s.io": "apiextensions",
+    "authentication.k8s.io": "authentication",
+    "authorization.k8s.io": "authorization",
 }
 
 _SELECTABLE = {

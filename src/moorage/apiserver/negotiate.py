@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 import yaml
 
+from moorage.apiserver import protobuf
 from moorage.apiserver.errors import bad_request, not_acceptable, unsupported_media
 
 JSON = "application/json"
 YAML = "application/yaml"
+PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,10 @@ def document_from(data: bytes, content_type: str) -> Any:
         return json_from(data)
     if media == YAML:
         return yaml_from(data)
+    if media == PROTOBUF:
+        return protobuf.document_from(data)
     raise unsupported_media(
-        f"the body of the request was in an unknown format - accepted media types include: {JSON}, {YAML}"
+        f"the body of the request was in an unknown format - accepted media types include: {JSON}, {YAML}, {PROTOBUF}"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from moorage.errors import InvalidRequest
 
-SCALARS = ("string", "bool", "int32", "int64", "number", "byte", "bytes", "time", "microtime", "quantity")
+SCALARS = ("string", "duration", "bool", "int32", "int64", "number", "byte", "bytes", "time", "microtime", "quantity")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 
 
@@ -32,6 +32,7 @@ class Field:
     is_always_written: bool = False
     is_required: bool = False
     default: Any = None
+    number: int = 0  # of the field in protobuf
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Type:
     shape: str
     name: str = ""
     fields: dict[str, Field] = field(default_factory=dict)
+    inlined: "dict[int, Type]" = field(default_factory=dict)  # in protobuf, structs that JSON has no name for
     item: "Type | None" = None
     patch: str = ""
     merge_key: str = ""
@@ -94,7 +96,11 @@ def struct(name: str) -> Type:
     _UNDER_WAY[name] = node
     for line in lines[1:]:
         found = _field_from(line)
-        node.fields[found.name] = found
+        if found.name == "~":
+            node.fields |= found.type.fields
+            node.inlined[found.number] = found.type
+        else:
+            node.fields[found.name] = found
     del _UNDER_WAY[name]
     return node
 
@@ -103,9 +109,10 @@ _UNDER_WAY: dict[str, Type] = {}
 
 
 def _field_from(line: str) -> Field:
-    name, text, *flags = line.split()
+    label, text, *flags = line.split()
+    name, _, number = label.partition(":")
     node = _type_from(text)
-    made = Field(name, node)
+    made = Field(name, node, number=int(number or 0))
     for flag in flags:
         key, _, value = flag.partition("=")
         match key:
@@ -125,7 +132,7 @@ def _field_from(line: str) -> Field:
                 node.map_keys = tuple(value.split(","))
             case "atomic":
                 if node.shape == "struct":  # a struct node is shared, so its atomic use gets a copy
-                    made.type = node = Type("struct", node.name, node.fields, is_atomic=True)
+                    made.type = node = Type("struct", node.name, node.fields, node.inlined, is_atomic=True)
                 else:
                     node.is_atomic = True
             case "default":
