@@ -38,13 +38,15 @@ class Guillotine(Client):
         self.has_fallen = asyncio.Event()
 
     async def request(self, method: str, path: str, body: Any = None, **options: Any) -> bytes:
-        if method in ("GET", "HEAD") or path.endswith("/events"):
+        if method in ("GET", "HEAD") or "/events" in path:
             return await super().request(method, path, body, **options)
         self.writes += 1
         if self.has_fallen.is_set() or self.writes == self.at:
-            if not self.has_fallen.is_set() and self.is_sent:
-                await super().request(method, path, body, **options)
-            self.has_fallen.set()
+            try:
+                if not self.has_fallen.is_set() and self.is_sent:
+                    await super().request(method, path, body, **options)
+            finally:
+                self.has_fallen.set()
             await asyncio.Event().wait()  # nothing of this process happens any more
         return await super().request(method, path, body, **options)
 

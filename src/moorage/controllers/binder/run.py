@@ -5,10 +5,11 @@ Start reading at: `run`, `Binder.sync_claim`, `Binder.sync_volume`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from moorage.controllers.binder.execute import Executor
-from moorage.controllers.binder.plan import Bind, ConfirmClaim, LookAtClaim, plan_claim, plan_volume
+from moorage.controllers.binder.plan import Bind, ClaimAction, ConfirmClaim, LookAtClaim, plan_claim, plan_volume
 from moorage.controllers.binder.world import Concerned, World
 from moorage.controllers.context import ControllerContext
 from moorage.controllers.vocabulary import reference_key
@@ -23,11 +24,15 @@ COMPONENT = "persistentvolume-controller"
 class Binder:
     """Two queues over one world. No claim and no volume is worked on twice at a time."""
 
-    def __init__(self, client: Client, world: World, executor: Executor, claims: WorkQueue[str]) -> None:
+    def __init__(
+        self, client: Client, world: World, executor: Executor, claims: WorkQueue[str], volumes: WorkQueue[str]
+    ) -> None:
         self._client = client
         self._world = world
         self._executor = executor
         self._claims = claims
+        self._volumes = volumes
+        self._in_hand: set[str] = set()  # volumes in the middle of a binding
 
     async def sync_claim(self, key: str) -> None:
         """Bring one claim to where it should be."""
@@ -35,29 +40,37 @@ class Binder:
         claim = self._world.claims.get(key)
         if claim is None:
             return
-        try:
-            actions = plan_claim(claim, self._world)
-            for action in actions:
-                if isinstance(action, Bind):
-                    self._world.free.take(action.volume.name)
-            claim = await self._executor.keep_claim(claim)
-            for action in actions:
-                try:
+        actions = plan_claim(claim, self._world)  # no await between choosing a volume and taking it
+        with self._taking(actions):
+            try:
+                claim = await self._executor.keep_claim(claim)
+                for action in actions:
                     claim = await self._executor.on_claim(action, claim)
-                except BaseException:
-                    if isinstance(action, Bind):  # it is free again, unless the write went through after all
-                        self._world.free.see(action.volume, self._world.volumes.get(action.volume.name))
-                    raise
-        except NotFound:
-            return  # the claim or its volume went away meanwhile, and the watch says so
+            except NotFound:
+                return  # the claim or its volume went away meanwhile, and the watch says so
         if not claim.spec.volume_name and self._world.claims.get(key) is not None:
             self._world.waiting.add(claim)
+
+    @contextmanager
+    def _taking(self, actions: list[ClaimAction]) -> Iterator[None]:
+        """While a claim is being bound, its volume is offered to no other claim and looked at by nobody else."""
+        taken = [action.volume for action in actions if isinstance(action, Bind)]
+        for volume in taken:
+            self._world.free.take(volume.name)
+            self._in_hand.add(volume.name)
+        try:
+            yield
+        finally:
+            for volume in taken:
+                self._in_hand.discard(volume.name)
+                self._world.free.see(volume, self._world.volumes.get(volume.name))  # free again, if the write failed
+                self._volumes.add(volume.name)
 
     async def sync_volume(self, name: str) -> None:
         """Bring one volume to where it should be."""
         volume = self._world.volumes.get(name)
-        if volume is None:
-            return
+        if volume is None or name in self._in_hand:
+            return  # who has it in hand queues it again
         try:
             volume = await self._executor.keep_volume(volume)
             claim = self._claim_of(volume)
@@ -103,7 +116,7 @@ async def run(context: ControllerContext) -> None:
     executor = Executor(context.client, recorder, world.claims, world.volumes)
     claims: WorkQueue[str] = WorkQueue("binder-claims", start_s=options.retry_start_s, max_s=options.retry_max_s)
     volumes: WorkQueue[str] = WorkQueue("binder-volumes", start_s=options.retry_start_s, max_s=options.retry_max_s)
-    binder = Binder(context.client, world, executor, claims)
+    binder = Binder(context.client, world, executor, claims, volumes)
 
     def look_at(concerned: Concerned) -> None:
         for key in concerned.claims:
