@@ -1,0 +1,256 @@
+"""Carries a placement out: claims first, then the pod; and tells people when there is no node.
+
+Owns: the writes of scheduling (claimRef of volumes, selected-node of claims, the binding, the PodScheduled condition)
+and the reservations that are held between the first of them and the last.
+May not touch: the choice of a node, which is `plan.py`'s.
+Start reading at: `Executor.reserve`, `Executor.advance`.
+
+A pod whose volumes have to be made first waits as a reservation, not as a task: whatever changes its claims brings it
+back here. Nothing that was written is taken back when a reservation is given up, as in Kubernetes.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from moorage.controllers.scheduler.plan import Nowhere, Placement
+from moorage.controllers.scheduler.volumes import reaches
+from moorage.controllers.scheduler.world import Views, World
+from moorage.controllers.vocabulary import (
+    BIND_COMPLETED,
+    BOUND_BY_CONTROLLER,
+    SELECTED_NODE,
+    claim_class,
+    is_meant_for,
+    requested_bytes,
+)
+from moorage.errors import MoorageError
+from moorage.kube.client import Client, PatchType
+from moorage.kube.errors import Conflict, NotFound
+from moorage.kube.events import Recorder
+from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.meta import timestamp_text
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+
+class PlacementFailed(MoorageError):
+    """A chosen node turned out not to do; the pod is looked at again after a while."""
+
+    code = "ABORTED"
+
+
+class Remembers(Views, Protocol):
+    """Views that take in what an own write returned."""
+
+    def remember_claim(self, claim: PersistentVolumeClaim) -> None: ...
+
+    def remember_pv(self, volume: PersistentVolume) -> None: ...
+
+    def remember_pod(self, pod: Pod) -> None: ...
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A pod on its way to a node."""
+
+    uid: str
+    node: str
+    static: tuple[tuple[str, str, str], ...]  # claim key, claim uid, volume
+    provision: tuple[tuple[str, str], ...]  # claim key, claim uid
+    deadline: float
+    is_written: bool = False
+
+
+class Executor:
+    """Holds the reservations, and moves each on when asked."""
+
+    def __init__(
+        self,
+        world: World,
+        views: Remembers,
+        client: Client,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        bind_timeout_s: float,
+    ) -> None:
+        self._world = world
+        self._views = views
+        self._client = client
+        self._recorder = recorder
+        self._clock = clock
+        self._bind_timeout_s = bind_timeout_s
+        self.reservations: dict[str, Reservation] = {}
+        self.rejected: dict[str, dict[str, int]] = {}  # pod uid to how often each node was turned down
+
+    def reserve(self, pod: Pod, placement: Placement) -> Reservation:
+        """Count the pod and its claims as placed, so that the next pod sees it so."""
+        fit, node = placement.fit, placement.node.name
+        reservation = Reservation(
+            pod.uid,
+            node,
+            tuple((claim.key, claim.uid, volume.name) for claim, volume in fit.static),
+            tuple((claim.key, claim.uid) for claim in fit.provision),
+            self._clock() + self._bind_timeout_s,
+        )
+        self.reservations[pod.key] = reservation
+        self._world.assume(pod, node)
+        for claim, volume in fit.static:
+            self._world.promised_volumes[volume.name] = claim.uid
+        for claim in fit.provision:
+            self._world.promised_bytes[claim.uid] = (claim_class(claim), node, requested_bytes(claim))
+        return reservation
+
+    def release(self, key: str) -> None:
+        """Give a reservation up, or forget one that is done with."""
+        reservation = self.reservations.pop(key, None)
+        if reservation is None:
+            return
+        self._world.unassume(reservation.uid)
+        self._forget_promises(reservation)
+
+    async def advance(self, pod: Pod, reservation: Reservation) -> float | None:
+        """Write what is missing, and bind the pod when its claims are bound; seconds to wait when they are not."""
+        try:
+            if not reservation.is_written:
+                await self._write_claims(reservation)
+                reservation.is_written = True
+            waits_for = self._unbound(reservation)
+            if waits_for and self._clock() >= reservation.deadline:
+                raise PlacementFailed(f"binding volumes: timed out waiting for {', '.join(waits_for)}")
+            if waits_for:
+                return max(0.0, reservation.deadline - self._clock())
+            await self._bind(pod, reservation)
+        except PlacementFailed as failure:
+            self.release(pod.key)
+            self._recorder.warning(pod, "FailedScheduling", str(failure))
+            raise
+        except MoorageError:
+            self.release(pod.key)
+            raise
+        return None
+
+    async def tell(self, pod: Pod, nowhere: Nowhere) -> None:
+        """Say in the pod's condition and in an event why it has no node; nothing when that is said already."""
+        message = f"{nowhere.message} By node: {nowhere.detail}." if nowhere.detail else nowhere.message
+        known = next((c for c in pod.status.conditions if c.type == "PodScheduled"), None)
+        if known is not None and (known.status, known.reason, known.message) == ("False", "Unschedulable", message):
+            return
+        self._recorder.warning(pod, "FailedScheduling", nowhere.message)
+        since = known.last_transition_time if known is not None and known.status == "False" else None
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": message,
+            "lastProbeTime": None,
+            "lastTransitionTime": since or timestamp_text(time.time()),
+        }
+        patch = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        written = await self._client.patch(
+            Pod, pod.name, patch, pod.namespace, how=PatchType.STRATEGIC, subresource="status"
+        )
+        self._views.remember_pod(written)
+
+    async def _write_claims(self, reservation: Reservation) -> None:
+        for key, uid, name in reservation.static:
+            claim, volume = self._claim(key, uid), self._views.pv(name)
+            if volume is None:
+                raise PlacementFailed(f'binding volumes: persistentvolume "{name}" not found')
+            await self._promise_volume(claim, volume)
+        for key, uid in reservation.provision:
+            await self._select_node(self._claim(key, uid), reservation.node)
+
+    async def _promise_volume(self, claim: PersistentVolumeClaim, volume: PersistentVolume) -> None:
+        if is_meant_for(volume, claim) and volume.spec.claim_ref is not None and volume.spec.claim_ref.uid:
+            return
+        reference = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "namespace": claim.namespace,
+            "name": claim.name,
+            "uid": claim.uid,
+            "resourceVersion": claim.metadata.resource_version,
+        }
+        patch: dict[str, Any] = {"spec": {"claimRef": reference}}
+        if volume.spec.claim_ref is None:  # a reservation made by a person keeps being theirs
+            patch["metadata"] = {"annotations": {BOUND_BY_CONTROLLER: "yes"}}
+        version = volume.metadata.resource_version
+        self._views.remember_pv(await self._client.patch(PersistentVolume, volume.name, patch, version=version))
+
+    async def _select_node(self, claim: PersistentVolumeClaim, node: str) -> None:
+        if claim.annotations.get(SELECTED_NODE) == node:
+            return
+        patch = {"metadata": {"annotations": {SELECTED_NODE: node}}}
+        written = await self._client.patch(
+            PersistentVolumeClaim, claim.name, patch, claim.namespace, version=claim.metadata.resource_version
+        )
+        self._views.remember_claim(written)
+
+    def _claim(self, key: str, uid: str) -> PersistentVolumeClaim:
+        claim = self._views.claim(key)
+        if claim is None or claim.uid != uid or claim.is_deleting:
+            raise PlacementFailed(f'binding volumes: persistentvolumeclaim "{key}" is gone')
+        return claim
+
+    def _unbound(self, reservation: Reservation) -> list[str]:
+        """The claims that are still to be bound; PlacementFailed when one of them never will be."""
+        waiting = []
+        for key, uid, name in reservation.static:
+            claim = self._claim(key, uid)
+            volume = self._views.pv(name)
+            if volume is None or not is_meant_for(volume, claim):
+                raise PlacementFailed(f'binding volumes: persistentvolume "{name}" went to another claim')
+            if not self._is_bound(claim, reservation.node):
+                waiting.append(key)
+        for key, uid in reservation.provision:
+            claim = self._claim(key, uid)
+            if self._is_bound(claim, reservation.node):
+                continue
+            if claim.annotations.get(SELECTED_NODE) != reservation.node:
+                turned_down = self.rejected.setdefault(reservation.uid, {})
+                turned_down[reservation.node] = turned_down.get(reservation.node, 0) + 1
+                raise PlacementFailed(f'binding volumes: provisioning failed for PVC "{claim.name}"')
+            waiting.append(key)
+        return waiting
+
+    def _is_bound(self, claim: PersistentVolumeClaim, node_name: str) -> bool:
+        if not claim.spec.volume_name or BIND_COMPLETED not in claim.annotations:
+            return False
+        volume, node = self._views.pv(claim.spec.volume_name), self._views.node(node_name)
+        if volume is None:
+            return False  # not heard of yet
+        if node is None or not reaches(volume, node):
+            raise PlacementFailed(
+                f'binding volumes: pv "{volume.name}" node affinity doesn\'t match node "{node_name}"'
+            )
+        return True
+
+    async def _bind(self, pod: Pod, reservation: Reservation) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": reservation.node},
+        }
+        try:
+            await self._client.create(Pod, body, pod.namespace, subresource="binding", name=pod.name)
+        except (Conflict, NotFound) as error:
+            log.info("pod was not bound", pod=pod.key, node=reservation.node, reason=str(error))
+            self.release(pod.key)
+            return
+        log.info("pod bound", pod=pod.key, node=reservation.node)
+        message = f"Successfully assigned {pod.key} to {reservation.node}"
+        self._recorder.normal(pod, "Scheduled", message)
+        self.reservations.pop(pod.key, None)  # it stays assumed until the server shows it there
+        self.rejected.pop(pod.uid, None)
+        self._forget_promises(reservation)
+
+    def _forget_promises(self, reservation: Reservation) -> None:
+        for _, uid, name in reservation.static:
+            if self._world.promised_volumes.get(name) == uid:
+                del self._world.promised_volumes[name]
+        for _, uid in reservation.provision:
+            self._world.promised_bytes.pop(uid, None)

@@ -1,0 +1,321 @@
+"""Whether a pod can have its volumes on a node, and which claims to bind or provision there. Pure.
+
+Owns: sorting a pod's claims, node affinity and zones of volumes, finding free volumes, storage capacity (of all claims
+of the pod together), attach limits, and the rule that a ReadWriteOncePod claim has one pod.
+May not touch: the API; it reads `Views` and `World`.
+Start reading at: `sort_claims`, `fit`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from moorage.controllers.binder.matching import selects, shelf_of_claim, shelf_of_volume
+from moorage.controllers.scheduler.world import Views, World
+from moorage.controllers.vocabulary import (
+    BIND_COMPLETED,
+    MIGRATED_PLUGINS,
+    NO_PROVISIONER,
+    SELECTED_NODE,
+    capacity_bytes,
+    claim_class,
+    ephemeral_claim_name,
+    is_meant_for,
+    is_owned_by,
+    requested_bytes,
+    waits_for_consumer,
+)
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.storage import CSIStorageCapacity, StorageClass
+from moorage.kube.quantity import BadQuantity, bytes_of
+from moorage.kube.selectors import BadSelector, LabelMatch, node_matches
+
+NO_AFFINITY = "node(s) didn't match PersistentVolume's node affinity"
+NO_VOLUME = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
+NOTHING_TO_BIND = "node(s) didn't find available persistent volumes to bind"
+NO_SPACE = "node(s) did not have enough free storage"
+NO_ZONE = "node(s) had no available volume zone"
+TOO_MANY = "node(s) exceed max volume count"
+IN_USE = (
+    "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
+)
+_ZONES = (
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """A pod's claims by what they need; `problem` says why no node can help."""
+
+    bound: tuple[PersistentVolumeClaim, ...] = ()
+    delayed: tuple[PersistentVolumeClaim, ...] = ()  # by size, smallest first
+    exclusive: tuple[str, ...] = ()  # keys of ReadWriteOncePod claims
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What choosing a node means for the pod's claims, or why it cannot be chosen."""
+
+    reasons: tuple[str, ...] = ()
+    static: tuple[tuple[PersistentVolumeClaim, PersistentVolume], ...] = ()
+    provision: tuple[PersistentVolumeClaim, ...] = ()
+    free_share: float = 1.0  # of the tightest capacity that would be used
+
+
+@dataclass(slots=True)
+class _Search:
+    """What was found for a node so far."""
+
+    static: list[tuple[PersistentVolumeClaim, PersistentVolume]] = field(default_factory=list)
+    provision: list[tuple[PersistentVolumeClaim, StorageClass]] = field(default_factory=list)
+
+
+def sort_claims(pod: Pod, views: Views) -> Claims:
+    """Split a pod's claims into bound ones and those that wait for a node; say what stands in the way of any node."""
+    bound, delayed, exclusive = {}, {}, []
+    unbound = False
+    for volume in pod.spec.volumes:
+        if volume.persistent_volume_claim is not None:
+            name, is_made = volume.persistent_volume_claim.claim_name, False
+        elif volume.ephemeral is not None:
+            name, is_made = ephemeral_claim_name(pod, volume), True
+        else:
+            continue
+        claim = views.claim(f"{pod.namespace}/{name}")
+        problem = _problem_of(pod, claim, name, is_made)
+        if claim is None or problem:
+            return Claims(problem=problem)
+        if "ReadWriteOncePod" in claim.spec.access_modes:
+            exclusive.append(claim.key)
+        if claim.spec.volume_name:
+            unbound = unbound or BIND_COMPLETED not in claim.annotations
+            bound[claim.key] = claim
+        elif waits_for_consumer(views.storage_class(claim_class(claim))):
+            delayed[claim.key] = claim
+        else:
+            unbound = True
+    if unbound:
+        return Claims(problem="pod has unbound immediate PersistentVolumeClaims")
+    by_size = sorted(delayed.values(), key=lambda claim: (requested_bytes(claim), claim.name))
+    return Claims(tuple(bound.values()), tuple(by_size), tuple(exclusive))
+
+
+def _problem_of(pod: Pod, claim: PersistentVolumeClaim | None, name: str, is_made: bool) -> str:
+    if claim is None:
+        if is_made:
+            return f'waiting for ephemeral volume controller to create the persistentvolumeclaim "{name}"'
+        return f'persistentvolumeclaim "{name}" not found'
+    if claim.status.phase == "Lost":
+        volume = claim.spec.volume_name
+        return f'persistentvolumeclaim "{name}" bound to non-existent persistentvolume "{volume}"'
+    if claim.is_deleting:
+        return f'persistentvolumeclaim "{name}" is being deleted'
+    if is_made and not is_owned_by(claim, pod):
+        return f"PVC {claim.key} was not created for pod {pod.key} (pod is not owner)"
+    return ""
+
+
+def fit(pod: Pod, claims: Claims, node: Node, views: Views, world: World) -> Fit:
+    """Whether the pod's claims can be had on a node, and how."""
+    if any(world.claim_users.get(key, set()) - {pod.uid} for key in claims.exclusive):
+        return Fit((IN_USE,))
+    limit = _limit_reached(claims, node, views, world)
+    if limit:
+        return Fit((limit,))
+    reasons = _bound_reasons(claims.bound, node, views)
+    search = _Search()
+    reasons += _find(claims.delayed, node, views, world, search)
+    if reasons:
+        return Fit(tuple(dict.fromkeys(reasons)))
+    share, problem = _capacity(search.provision, node, views, world)
+    if problem:
+        return Fit((problem,))
+    return Fit((), tuple(search.static), tuple(claim for claim, _ in search.provision), share)
+
+
+def reaches(volume: PersistentVolume, node: Node) -> bool:
+    """Whether a volume's node affinity admits a node."""
+    if volume.spec.node_affinity is None:
+        return True
+    try:
+        return node_matches(volume.spec.node_affinity.required, node.labels, node.name)
+    except BadSelector:
+        return False
+
+
+def _bound_reasons(bound: Iterable[PersistentVolumeClaim], node: Node, views: Views) -> list[str]:
+    for claim in bound:
+        volume = views.pv(claim.spec.volume_name)
+        if volume is None:
+            return [NO_VOLUME]
+        if not reaches(volume, node):
+            return [NO_AFFINITY]
+        if not _is_in_zone(volume, node):
+            return [NO_ZONE]
+    return []
+
+
+def _is_in_zone(volume: PersistentVolume, node: Node) -> bool:
+    if not any(key in node.labels for key in _ZONES):
+        return True
+    for key in _ZONES:
+        zones = volume.labels.get(key)
+        if zones is not None and node.labels.get(key) not in zones.split("__"):
+            return False
+    return True
+
+
+def _find(
+    delayed: Iterable[PersistentVolumeClaim], node: Node, views: Views, world: World, search: _Search
+) -> list[str]:
+    """Find a free volume for each claim that waits for a node, or see whether its class can provision there."""
+    taken: set[str] = set()
+    for claim in delayed:
+        selected = claim.annotations.get(SELECTED_NODE)
+        if selected is not None and selected != node.name and views.node(selected) is not None:
+            return [NOTHING_TO_BIND]
+        volume = _free_volume(claim, node, views, world, taken) if selected is None else None
+        if volume is not None:
+            taken.add(volume.name)
+            search.static.append((claim, volume))
+            continue
+        found = views.storage_class(claim_class(claim))
+        if found is None or found.provisioner in ("", NO_PROVISIONER) or not _is_allowed(found, node):
+            return [NOTHING_TO_BIND]
+        search.provision.append((claim, found))
+    return []
+
+
+def _free_volume(
+    claim: PersistentVolumeClaim, node: Node, views: Views, world: World, taken: set[str]
+) -> PersistentVolume | None:
+    best: PersistentVolume | None = None
+    size, shelf = requested_bytes(claim), shelf_of_claim(claim)
+    for volume in views.volumes_for(claim):
+        promised = world.promised_volumes.get(volume.name)
+        if volume.name in taken or volume.is_deleting or (promised is not None and promised != claim.uid):
+            continue
+        if capacity_bytes(volume) < size or shelf_of_volume(volume)[1:] != shelf[1:]:
+            continue
+        if is_meant_for(volume, claim):
+            return volume if reaches(volume, node) else None
+        if volume.spec.claim_ref is not None or volume.status.phase != "Available" or not selects(claim, volume):
+            continue
+        if shelf_of_volume(volume) != shelf or not reaches(volume, node):
+            continue
+        if not set(claim.spec.access_modes) <= set(volume.spec.access_modes):
+            continue
+        if best is None or (capacity_bytes(volume), volume.name) < (capacity_bytes(best), best.name):
+            best = volume
+    return best
+
+
+def _is_allowed(found: StorageClass, node: Node) -> bool:
+    """The class's allowedTopologies: any term, all of its expressions; a term without expressions admits nothing."""
+    if not found.allowed_topologies:
+        return True
+    return any(
+        term.match_label_expressions
+        and all(node.labels.get(wanted.key) in wanted.values for wanted in term.match_label_expressions)
+        for term in found.allowed_topologies
+    )
+
+
+def _capacity(
+    provision: Iterable[tuple[PersistentVolumeClaim, StorageClass]], node: Node, views: Views, world: World
+) -> tuple[float, str]:
+    """Whether the storage that drivers report holds all these claims together; the tightest free share after that."""
+    share = 1.0
+    wanted: dict[str, list[int]] = {}
+    for claim, found in provision:
+        driver = views.driver(found.provisioner)
+        if driver is not None and driver.spec.storage_capacity:
+            wanted.setdefault(found.name, []).append(requested_bytes(claim))
+    for name, sizes in wanted.items():
+        promised = sum(
+            size
+            for uid, (class_name, where, size) in world.promised_bytes.items()
+            if class_name == name and where == node.name and all(claim.uid != uid for claim, _ in provision)
+        )
+        shares = [_share_left(c, sizes, promised) for c in views.capacities(name) if _covers(c, node)]
+        best = max(shares, default=-1.0)
+        if best < 0:
+            return 0.0, NO_SPACE
+        share = min(share, best)
+    return share, ""
+
+
+def _share_left(capacity: CSIStorageCapacity, sizes: list[int], promised: int) -> float:
+    """The share of a capacity that is left with these volumes in it; negative when they do not fit."""
+    try:
+        total = bytes_of(capacity.capacity) if capacity.capacity is not None else None
+        largest = bytes_of(capacity.maximum_volume_size) if capacity.maximum_volume_size is not None else total
+    except BadQuantity:
+        return -1.0
+    if largest is None or max(sizes) > largest:
+        return -1.0
+    if total is None:
+        return 0.0  # only the largest size is known: nothing speaks against it
+    left = total - promised - sum(sizes)
+    return left / total if left >= 0 and total else (0.0 if left == 0 else -1.0)
+
+
+def _covers(capacity: CSIStorageCapacity, node: Node) -> bool:
+    if capacity.node_topology is None:
+        return False
+    try:
+        return LabelMatch.of(capacity.node_topology).matches(node.labels)
+    except BadSelector:
+        return False
+
+
+def _limit_reached(claims: Claims, node: Node, views: Views, world: World) -> str:
+    """Whether the pod's volumes would be more than the node's drivers can attach."""
+    wanted = _handles([*claims.bound, *claims.delayed], views)
+    if not wanted:
+        return ""
+    csi_node = views.csi_node(node.name)
+    installed = {driver.name: driver for driver in csi_node.spec.drivers} if csi_node is not None else {}
+    for driver, handles in wanted.items():
+        described = views.driver(driver)
+        if driver not in installed:
+            if described is not None and described.spec.prevent_pod_scheduling_if_missing:
+                return f"{driver} CSI driver is not installed on the node"
+            continue
+        offered = installed[driver].allocatable
+        count = offered.count if offered is not None else None
+        if count is not None and len(_attached(driver, node, views, world) | handles) > count:
+            return TOO_MANY
+    return ""
+
+
+def _attached(driver: str, node: Node, views: Views, world: World) -> set[str]:
+    """The handles of a driver's volumes that pods use on a node, or that are attached there."""
+    use = world.uses.get(node.name)
+    placed = [claim for claim in map(views.claim, use.claims if use is not None else ()) if claim is not None]
+    found = _handles(placed, views).get(driver, set())
+    for attachment in views.attachments(node.name):
+        volume = views.pv(attachment.spec.source.persistent_volume_name or "")
+        if attachment.spec.attacher == driver and volume is not None and volume.spec.csi is not None:
+            found.add(volume.spec.csi.volume_handle)
+    return found
+
+
+def _handles(claims: Iterable[PersistentVolumeClaim], views: Views) -> dict[str, set[str]]:
+    """What claims need by driver; one without a volume yet counts as one volume of its class's provisioner."""
+    found: dict[str, set[str]] = {}
+    for claim in claims:
+        volume = views.pv(claim.spec.volume_name) if claim.spec.volume_name else None
+        if volume is not None:
+            if volume.spec.csi is not None:
+                found.setdefault(volume.spec.csi.driver, set()).add(volume.spec.csi.volume_handle)
+            continue
+        storage_class = views.storage_class(claim_class(claim))
+        if storage_class is not None and storage_class.provisioner not in ("", NO_PROVISIONER):
+            driver = MIGRATED_PLUGINS.get(storage_class.provisioner, storage_class.provisioner)
+            found.setdefault(driver, set()).add(f"claim {claim.key}")
+    return found
