@@ -128,7 +128,10 @@ class Layout:
 
     def _take_lock(self) -> None:
         path = os.path.join(self.root, "lock")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(path, "ab"):  # it need only exist
+            pass
+        # Held open for reading: a file open for writing would keep the pool from a read-only remount.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as failed:
@@ -140,9 +143,9 @@ class Layout:
                 f"pool {self.name}: {self.root} is served by another process (pid {holder or 'unknown'}); "
                 "stop it first, or give this one another directory"
             ) from failed
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
+        with open(path, "wb") as mark:
+            mark.write(f"{os.getpid()}\n".encode())
 
     def _ensure_format(self, scope: str, migrations: Mapping[int, Migration]) -> PoolRecord:
         path = os.path.join(self.root, "pool.json")

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterator
 
 from moorage.log import get_logger
@@ -25,6 +26,7 @@ from moorage.storage.trees import remove_tree
 
 log = get_logger(__name__)
 
+_FREED_WAIT_S = 1.0
 KINDS = ("volume", "snapshot", "group")
 
 
@@ -92,19 +94,20 @@ class Trash:
                 count += 1
         return count
 
-    def reclaim(self, entry: str) -> None:
-        """Give an entry's space back."""
+    def reclaim(self, entry: str) -> int:
+        """Give an entry's space back; returns how much it took."""
         path = os.path.join(self._layout.trash, entry)
         doomed = os.path.join(self._layout.tmp, f"reclaim-{secrets.token_hex(8)}")
         try:
             allocated = self._context.tree_sizes.bytes_of(path)
             os.rename(path, doomed)
         except FileNotFoundError:  # another process was faster
-            return
+            return 0
         reached("reclaim.renamed")
         remove_tree(doomed)
         self._context.ledger.changed(reclaimable=-allocated)
         log.info("reclaimed", entry=entry, pool=self._context.config.name, bytes=allocated)
+        return allocated
 
     def make_room(self, needed: int) -> None:
         """Reclaim, oldest first, until so many bytes are free above the reserve or nothing is left."""
@@ -114,7 +117,14 @@ class Trash:
             if found.available_bytes - reserve >= needed:
                 return
             log.info("trash is reclaimed early", entry=entry, needed=needed, free=found.available_bytes)
-            self.reclaim(entry)
+            freed = self.reclaim(entry)
+            self._wait_for(found.available_bytes + freed // 2)
+
+    def _wait_for(self, available: int) -> None:
+        """XFS gives blocks back in the background: wait a moment, or younger trash would go as well."""
+        deadline = time.monotonic() + _FREED_WAIT_S
+        while self._context.ledger.space().available_bytes < available and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def undelete(self, ident: str, what: str = "volume") -> str:
         """Put the youngest deleted object with this id (or caller's name) back; returns its id."""
