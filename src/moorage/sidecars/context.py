@@ -4,11 +4,16 @@ Owns: nothing by itself; `run.py` builds it, and the roles only read it.
 Start reading at: `Context`, `Part`.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from moorage.kube.client import Client
+from moorage.kube.config import ApiConfig
+from moorage.kube.errors import NotFound
 from moorage.kube.events import Recorder
 from moorage.kube.informer import Informer, Informers
 from moorage.kube.objects import (
@@ -22,9 +27,14 @@ from moorage.kube.objects import (
 )
 from moorage.kube.queue import WorkQueue
 from moorage.kube.selectors import node_matches
+from moorage.log import get_logger
 from moorage.sidecars.driver import Driver
 from moorage.sidecars.metrics import Metrics
 from moorage.sidecars.settings import Settings, Surroundings
+
+log = get_logger(__name__)
+
+_LOOK_FOR_KIND_S = 30.0
 
 
 class NodeLabels(KubeObject, frozen=True):
@@ -49,6 +59,7 @@ class Context:
     client: Client
     informers: Informers
     metrics: Metrics
+    api: ApiConfig
     on_exhausted: list[Callable[[str], None]] = field(default_factory=list)  # told the class that found no room
 
     @property
@@ -101,6 +112,32 @@ async def synced(*informers: Informer[Any]) -> None:
     """Return when each of the informers has taken in its first list."""
     for informer in informers:
         await informer.wait_synced()
+
+
+async def is_served(client: Client, kind: type[KubeObject]) -> bool:
+    """Whether the API server has the kind at all; some clusters lack the snapshot kinds."""
+    resource = kind.resource
+    path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+    try:
+        found = msgspec.json.decode(await client.request("GET", path), type=_ResourceList)
+    except NotFound:
+        return False
+    return any(each.name == resource.plural for each in found.resources)
+
+
+async def wait_served(client: Client, kind: type[KubeObject]) -> None:
+    """Return when the API server has the kind; it may be installed later."""
+    while not await is_served(client, kind):
+        log.info("the cluster lacks a kind; waiting for it", kind=kind.resource.kind, group=kind.resource.group)
+        await asyncio.sleep(_LOOK_FOR_KIND_S)
+
+
+class _ResourceEntry(msgspec.Struct):
+    name: str = ""
+
+
+class _ResourceList(msgspec.Struct):
+    resources: list[_ResourceEntry] = []
 
 
 def _claim_uid(volume: PersistentVolume) -> list[str]:

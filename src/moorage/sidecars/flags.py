@@ -70,7 +70,11 @@ def help_text() -> str:
     for flag in all_flags():
         names = ", ".join(f"--{name}" for name in flag.names)
         default = _go_duration(flag.default) if flag.kind == "duration" and flag.default is not None else flag.default
-        shown = f" (default {str(default).lower() if flag.kind == 'bool' else default})" if default not in ("", None) else ""
+        shown = (
+            f" (default {str(default).lower() if flag.kind == 'bool' else default})"
+            if default not in ("", None)
+            else ""
+        )
         lines.append(f"{names}: {flag.help}{shown}")
     return "\n".join(lines)
 

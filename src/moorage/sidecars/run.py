@@ -5,6 +5,7 @@ Start reading at: `run`.
 """
 
 import asyncio
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -18,15 +19,19 @@ from moorage.kube.objects import CSIDriver
 from moorage.log import get_logger
 from moorage.sidecars import http
 from moorage.sidecars.attacher.run import Attacher
+from moorage.sidecars.capacity.run import CapacityPublisher
 from moorage.sidecars.context import Context, Part
 from moorage.sidecars.driver import Driver
+from moorage.sidecars.health import HealthMonitor
 from moorage.sidecars.leases import lease_name
 from moorage.sidecars.liveness import LivenessProbe
 from moorage.sidecars.metrics import Metrics
 from moorage.sidecars.provisioner.run import Provisioner
 from moorage.sidecars.registrar import Registrar
+from moorage.sidecars.resizer.run import Resizer
 from moorage.sidecars.roles import Role, needs_api, roles_for
 from moorage.sidecars.settings import Settings, Surroundings, pairs_from
+from moorage.sidecars.snapshotter.run import Snapshotter
 
 log = get_logger(__name__)
 
@@ -84,7 +89,7 @@ class _Process:
                 await self._driver.discover(ask_node=self._settings.node_deployment)
                 roles = await self._roles(stack)
                 log.info("running", driver=self._driver.name, roles=",".join(sorted(roles)))
-                await self._run_roles(roles)
+                await self._run_roles(roles - {Role.LIVENESS})
                 log.warning("connection to the driver is lost; waiting for it", driver=self._driver.name)
 
     async def _listen(self, stack: AsyncExitStack) -> None:
@@ -118,7 +123,7 @@ class _Process:
             informers = await stack.enter_async_context(Informers(client, resync_s=settings.resync_s))
             around = self._wanted.around
             around = replace(around, namespace=around.namespace or client.namespace)
-            self._context = Context(settings, around, self._driver, client, informers, self._metrics)
+            self._context = Context(settings, around, self._driver, client, informers, self._metrics, api)
         return self._context
 
     async def _run_roles(self, roles: frozenset[Role]) -> None:
@@ -136,33 +141,44 @@ class _Process:
                 task.cancel()
             await asyncio.gather(lost, *running, return_exceptions=True)
 
-    async def _keep_running(self, role: Role) -> None:
-        """Run a role for ever: a lost lease is waited for, a failure is tried again after a pause."""
-        pause_s = _RESTART_START_S
+    async def _keep_running(self, group: tuple[Role, ...]) -> None:
+        """Run roles for ever: a lost lease is waited for, a failure is tried again after a pause."""
+        pause_s, role = _RESTART_START_S, group[0]
         while True:
             started = asyncio.get_running_loop().time()
             try:
-                await self._run_role(role)
-            except LeadershipLost as error:
-                log.warning("stepped down", role=role, reason=str(error))
-            except UsageError:
-                raise
-            except MoorageError as error:
-                log.warning("role failed", role=role, reason=str(error))
-            except Exception:  # one role's mistake must not take the others down
-                log.exception("role failed unexpectedly", role=role)
+                await self._run_group(group)
+            except Exception as error:  # one role's mistake must not take the others down
+                self._report(role, _first_cause(error))
             if asyncio.get_running_loop().time() - started > _RESTART_MAX_S:
                 pause_s = _RESTART_START_S
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _RESTART_MAX_S)
 
-    async def _run_role(self, role: Role) -> None:
-        part = self._part(role)
-        lease = lease_name(role, self._driver.name)
+    @staticmethod
+    def _report(role: Role, cause: BaseException) -> None:
+        """A wrong set-up ends the process; everything else is told and tried again."""
+        if isinstance(cause, UsageError):
+            raise cause
+        if isinstance(cause, LeadershipLost):
+            log.warning("stepped down", role=role, reason=str(cause))
+        elif isinstance(cause, MoorageError):
+            log.warning("role failed", role=role, reason=str(cause))
+        else:
+            trace = "".join(traceback.format_exception(cause))
+            log.error("role failed unexpectedly", role=role, reason=repr(cause), trace=trace)
+
+    async def _run_group(self, group: tuple[Role, ...]) -> None:
+        async def work() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for role in group:
+                    tasks.create_task(self._part(role).run(), name=role)
+
+        lease = lease_name(group[0], self._driver.name)
         if not self._settings.leader_election or not lease:
-            await part.run()
-            return
-        await self._elector(lease).lead(part.run)
+            await work()
+        else:
+            await self._elector(lease).lead(work)
 
     def _part(self, role: Role) -> Part:
         if role not in self._parts:
@@ -206,8 +222,27 @@ class _Process:
         return (500, f"lease {late[0]} was not renewed in time") if late else (200, "ok")
 
 
+def _sharing_leases(roles: frozenset[Role]) -> list[tuple[Role, ...]]:
+    """Roles in groups that lead together: officially the capacity publisher is a part of the provisioner."""
+    together = (Role.PROVISIONER, Role.CAPACITY)
+    if not roles.issuperset(together):
+        return [(role,) for role in sorted(roles)]
+    return [together, *((role,) for role in sorted(roles.difference(together)))]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What went wrong inside task groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 Maker = Callable[[Context], Part]
 _MAKERS: Mapping[Role, Maker] = {
     Role.PROVISIONER: Provisioner,
     Role.ATTACHER: Attacher,
+    Role.RESIZER: Resizer,
+    Role.SNAPSHOTTER: Snapshotter,
+    Role.CAPACITY: CapacityPublisher,
+    Role.HEALTH: HealthMonitor,
 }

@@ -1,0 +1,204 @@
+"""The modify worker: a claim that names another VolumeAttributesClass gets its volume changed.
+
+Owns: ControllerModifyVolume and the modify fields of the claim's status.
+Start reading at: `ModifyWorker.sync`.
+"""
+
+import time
+from typing import Any
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.kube.client import PatchType
+from moorage.kube.errors import ApiError
+from moorage.kube.events import Recorder
+from moorage.kube.informer import Informer
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, SecretReference, VolumeAttributesClass
+from moorage.kube.objects.meta import timestamp_text
+from moorage.log import get_logger
+from moorage.sidecars import names
+from moorage.sidecars.context import Context
+from moorage.sidecars.errors import SidecarError
+from moorage.sidecars.metrics import code_name
+from moorage.sidecars.provisioner.parameters import metadata_parameters
+from moorage.sidecars.resizer.pair import bound_pair
+from moorage.sidecars.resizer.target import condition, without
+from moorage.sidecars.secrets import read_secret
+from moorage.sidecars.slow import SlowSet
+
+log = get_logger(__name__)
+
+_MODIFYING, _ERROR = "ModifyingVolume", "ModifyVolumeError"
+
+
+def is_settled(claim: PersistentVolumeClaim) -> bool:
+    """Nothing is under way and the class is the one that is wanted."""
+    status, wanted = claim.status, claim.spec.volume_attributes_class_name or ""
+    return status.modify_volume_status is None and wanted == (status.current_volume_attributes_class_name or "")
+
+
+class ModifyWorker:
+    """Changes volumes; `sync` is the work of the claims' queue."""
+
+    def __init__(self, context: Context, events: Recorder, classes: Informer[VolumeAttributesClass]) -> None:
+        self._context = context
+        self._events = events
+        self._classes = classes
+        self._slow: SlowSet[str] = SlowSet(context.settings.retry_interval_max_s)
+        self._uncertain: set[str] = set()
+
+    def begin(self) -> None:
+        """At start it is not known how far a change under way has come: it is finished before another begins."""
+        for claim in self._context.claims:
+            if _progress(claim) == "InProgress":
+                self._uncertain.add(claim.key)
+
+    async def sync(self, key: str) -> float | None:
+        """Take one claim's change a step further."""
+        pair = bound_pair(self._context, key)
+        if pair is None or is_settled(pair[0]):
+            return None
+        claim, volume = pair
+        wanted, under_way = claim.spec.volume_attributes_class_name or "", claim.status.modify_volume_status
+        if not wanted and _progress(claim) != "InProgress":
+            if under_way is not None:
+                await self._cancel(claim)
+            return None
+        if under_way is not None and _progress(claim) == "InProgress" and (key in self._uncertain or not wanted):
+            found = self._classes.get(under_way.target_volume_attributes_class_name)
+            if found is None:
+                raise SidecarError(
+                    f"claim {key}: class {under_way.target_volume_attributes_class_name} of the change is gone"
+                )
+        else:
+            if _progress(claim) == "Infeasible" and under_way is not None:
+                same = under_way.target_volume_attributes_class_name == wanted
+                if same and self._slow.left_s(key) > 0:
+                    return self._slow.left_s(key)
+            found = self._classes.get(wanted)
+            if found is None:
+                await self._wait_for_class(claim, wanted)
+                return None  # the class's arrival brings the claim back
+            claim = await self._begin(claim, wanted)
+        await self._modify(claim, volume, found)
+        return None
+
+    async def _cancel(self, claim: PersistentVolumeClaim) -> None:
+        gone = without([_MODIFYING, _ERROR], claim.status.conditions)
+        await self._status(claim, {"modifyVolumeStatus": None, **({"conditions": gone} if gone else {})})
+        self._events.normal(claim, "VolumeModifyCanceled", "the claim no longer names a VolumeAttributesClass")
+
+    async def _wait_for_class(self, claim: PersistentVolumeClaim, wanted: str) -> None:
+        self._events.warning(
+            claim, "VolumeModifyFailed", f"VolumeAttributesClass {wanted} does not exist; it goes on when it does"
+        )
+        if _progress(claim) != "Pending":
+            target = {"targetVolumeAttributesClassName": wanted, "status": "Pending"}
+            await self._status(claim, {"modifyVolumeStatus": target})
+
+    async def _begin(self, claim: PersistentVolumeClaim, wanted: str) -> PersistentVolumeClaim:
+        known = claim.status.modify_volume_status
+        if known is not None and (known.status, known.target_volume_attributes_class_name) == ("InProgress", wanted):
+            return claim
+        target = {"targetVolumeAttributesClassName": wanted, "status": "InProgress"}
+        gone = without([_ERROR], claim.status.conditions)
+        status = {"modifyVolumeStatus": target, "conditions": [*gone, condition(_MODIFYING, _now())]}
+        changed = await self._status(claim, status, claim.metadata.resource_version)
+        self._events.normal(claim, "VolumeModify", f"changing the volume to VolumeAttributesClass {wanted}")
+        return changed
+
+    async def _modify(
+        self, claim: PersistentVolumeClaim, volume: PersistentVolume, wanted: VolumeAttributesClass
+    ) -> None:
+        context = self._context
+        if wanted.driver_name != context.driver.name:
+            message = f"VolumeAttributesClass {wanted.name} is of driver {wanted.driver_name}"
+            self._events.warning(claim, "VolumeModifyFailed", message)
+            raise SidecarError(f"claim {claim.key}: {message}")
+        parameters = dict(wanted.parameters)
+        if context.settings.extra_modify_metadata:
+            parameters |= metadata_parameters(claim, volume.name)
+        assert volume.spec.csi is not None  # bound_pair saw it
+        request = pb.ControllerModifyVolumeRequest(
+            volume_id=volume.spec.csi.volume_handle,
+            secrets=await read_secret(context.client, _secret_of(volume)),
+            mutable_parameters=parameters,
+        )
+        try:
+            timeout_s = context.settings.timeout_for("resizer")
+            await context.driver.client.ControllerModifyVolume(request, timeout_s=timeout_s)
+        except CsiError as error:
+            await self._failed(claim, wanted.name, error)
+            raise
+        await self._record(claim, volume, wanted.name)
+
+    async def _record(self, claim: PersistentVolumeClaim, volume: PersistentVolume, name: str) -> None:
+        """First the volume, then the claim: a crash between repeats the call, which is idempotent."""
+        if volume.spec.volume_attributes_class_name != name:
+            patch = {"spec": {"volumeAttributesClassName": name}}
+            changed = await self._context.client.patch(PersistentVolume, volume.name, patch, how=PatchType.STRATEGIC)
+            self._context.volumes.remember(changed)
+        status: dict[str, Any] = {"modifyVolumeStatus": None, "currentVolumeAttributesClassName": name}
+        gone = without([_MODIFYING, _ERROR], claim.status.conditions)
+        if gone:
+            status["conditions"] = gone
+        await self._status(claim, status)
+        self._uncertain.discard(claim.key)
+        self._slow.discard(claim.key)
+        self._events.normal(claim, "VolumeModifySuccessful", f"the volume is now of VolumeAttributesClass {name}")
+        log.info("volume modified", claim=claim.key, attributes_class=name)
+
+    async def _failed(self, claim: PersistentVolumeClaim, name: str, error: CsiError) -> None:
+        key, state = claim.key, "InProgress"
+        if not error.is_final:
+            self._uncertain.add(key)
+        else:
+            self._uncertain.discard(key)
+            if error.code == "INVALID_ARGUMENT":
+                state = "Infeasible"
+                self._slow.add(key)
+        self._events.warning(
+            claim, "VolumeModifyFailed", f"VolumeAttributesClass {name} could not be applied: {error}; retried"
+        )
+        log.warning("modification failed", claim=key, reason=str(error))
+        known = next((c for c in claim.status.conditions if c.type == _ERROR), None)
+        reason = code_name(error.code)
+        since = known.last_transition_time if known is not None and known.reason == reason else None
+        target = {"targetVolumeAttributesClassName": name, "status": state}
+        noted = condition(_ERROR, since or _now(), str(error), reason)
+        try:
+            await self._status(claim, {"modifyVolumeStatus": target, "conditions": [noted]})
+        except ApiError as failure:
+            log.warning("failed modification could not be noted", claim=key, reason=str(failure))
+
+    async def _status(
+        self, claim: PersistentVolumeClaim, status: dict[str, Any], version: str = ""
+    ) -> PersistentVolumeClaim:
+        changed = await self._context.client.patch(
+            PersistentVolumeClaim,
+            claim.name,
+            {"status": status},
+            claim.namespace,
+            how=PatchType.STRATEGIC,
+            subresource="status",
+            version=version,
+        )
+        self._context.claims.remember(changed)
+        return changed
+
+
+def _progress(claim: PersistentVolumeClaim) -> str:
+    status = claim.status.modify_volume_status
+    return status.status if status is not None else ""
+
+
+def _secret_of(volume: PersistentVolume) -> SecretReference | None:
+    name = volume.annotations.get(names.MODIFY_SECRET_NAME)
+    namespace = volume.annotations.get(names.MODIFY_SECRET_NAMESPACE)
+    if name and namespace:
+        return SecretReference(name=name, namespace=namespace)
+    return volume.spec.csi.controller_expand_secret_ref if volume.spec.csi is not None else None
+
+
+def _now() -> str:
+    return timestamp_text(time.time())

@@ -1,0 +1,1 @@
+"""The snapshotter: contents become snapshots at the driver, one by one and in groups. Start: `run.Snapshotter`."""

@@ -1,0 +1,125 @@
+"""What is to be done about a content or group content. Pure.
+
+Owns: when a snapshot may be deleted, created or checked; names; parameters; which updates are worth a look.
+Start reading at: `next_step`, `next_group_step`.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from moorage.csi import csi_pb2 as pb
+from moorage.kube.objects import SecretReference, VolumeGroupSnapshotContent, VolumeSnapshotContent
+from moorage.kube.objects.meta import KubeObject
+from moorage.sidecars import names
+from moorage.sidecars.errors import BadParameters
+from moorage.sidecars.templates import GROUP_SNAPSHOT, GROUP_SNAPSHOT_GET, SNAPSHOT, SNAPSHOT_LIST
+
+_KNOWN = {
+    key for pair in (SNAPSHOT, SNAPSHOT_LIST, GROUP_SNAPSHOT, GROUP_SNAPSHOT_GET) for key in (pair.name, pair.namespace)
+}
+
+
+class Step(Enum):
+    """The next thing to do about a content."""
+
+    NOTHING = "nothing"
+    DELETE = "delete"
+    CREATE = "create"
+    CHECK = "check"
+    TIDY = "tidy"  # ready, but still marked as being created
+
+
+def next_step(content: VolumeSnapshotContent) -> Step:
+    """What the content's state calls for."""
+    annotations = content.annotations
+    source = content.spec.source
+    if content.is_deleting:
+        is_unbound = bool(source.snapshot_handle) and not content.spec.volume_snapshot_ref.uid
+        is_authorised = names.SNAPSHOT_BEING_CREATED not in annotations and names.SNAPSHOT_BEING_DELETED in annotations
+        if is_unbound or is_authorised:
+            return Step.DELETE
+    if not source.volume_handle and not source.snapshot_handle:
+        return Step.NOTHING
+    if source.volume_handle and content.status is None and names.GROUP_HANDLE not in annotations:
+        return Step.NOTHING if content.is_deleting and names.SNAPSHOT_BEING_CREATED not in annotations else Step.CREATE
+    if content.status is not None and content.status.ready_to_use:
+        return Step.TIDY if names.SNAPSHOT_BEING_CREATED in annotations else Step.NOTHING
+    if content.is_deleting and names.SNAPSHOT_BEING_CREATED not in annotations:
+        return Step.NOTHING
+    return Step.CHECK
+
+
+def next_group_step(content: VolumeGroupSnapshotContent) -> Step:
+    """The same for a group content."""
+    annotations = content.annotations
+    source = content.spec.source
+    if content.is_deleting:
+        is_unbound = source.group_snapshot_handles is not None and not content.spec.volume_group_snapshot_ref.uid
+        is_authorised = names.GROUP_BEING_CREATED not in annotations and names.GROUP_BEING_DELETED in annotations
+        if is_unbound or is_authorised:
+            return Step.DELETE
+        if names.GROUP_BEING_CREATED not in annotations:
+            return Step.NOTHING
+    if source.volume_handles and (content.status is None or not content.status.volume_group_snapshot_handle):
+        return Step.CREATE
+    if content.status is not None and content.status.ready_to_use:
+        return Step.TIDY if names.GROUP_BEING_CREATED in annotations else Step.NOTHING
+    return Step.CREATE if source.volume_handles else Step.CHECK
+
+
+def is_group_member(content: VolumeSnapshotContent) -> bool:
+    """Members of a group are made and deleted with it, never alone."""
+    by_status = content.status is not None and bool(content.status.volume_group_snapshot_handle)
+    return by_status or names.GROUP_HANDLE in content.annotations
+
+
+def is_worth_a_look(old: KubeObject | None, new: KubeObject, being_created: str) -> bool:
+    """False when only what we write ourselves changed, or the back-off would be lost."""
+    if old is None or old.metadata.resource_version == new.metadata.resource_version:
+        return True
+    if not _is_ready(old) and _is_ready(new):
+        return True
+    return _without_ours(old, being_created) != _without_ours(new, being_created)
+
+
+def snapshot_name(prefix: str, uuid_length: int, uid: str) -> str:
+    return f"{prefix}-{uid}" if uuid_length < 0 else f"{prefix}-{uid.replace('-', '')[:uuid_length]}"
+
+
+def driver_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
+    """The class's parameters without ours; an unknown one under our prefix is an error."""
+    unknown = sorted(k for k in parameters if k.startswith(names.RESERVED_PREFIX) and k not in _KNOWN)
+    if unknown:
+        raise BadParameters(
+            f"the class has unknown parameters {', '.join(unknown)}; {names.RESERVED_PREFIX} is reserved"
+        )
+    return {key: value for key, value in parameters.items() if key not in _KNOWN}
+
+
+def annotated_secret(content: KubeObject, name_key: str, namespace_key: str) -> SecretReference | None:
+    """The secret that the snapshot controller wrote down; both keys empty is an error, both absent is none."""
+    annotations = content.annotations
+    if name_key not in annotations and namespace_key not in annotations:
+        return None
+    name, namespace = annotations.get(name_key, ""), annotations.get(namespace_key, "")
+    if not name or not namespace:
+        raise BadParameters(f"{content.name}: annotations {name_key} and {namespace_key} must both have a value")
+    return SecretReference(name=name, namespace=namespace)
+
+
+def nanoseconds(stamp: pb.Snapshot | pb.VolumeGroupSnapshot) -> int:
+    return int(stamp.creation_time.seconds * 1_000_000_000 + stamp.creation_time.nanos)
+
+
+def _is_ready(obj: KubeObject) -> bool:
+    return bool(getattr(getattr(obj, "status", None), "ready_to_use", False))
+
+
+def _without_ours(obj: KubeObject, being_created: str) -> KubeObject:
+    annotations = {key: value for key, value in obj.annotations.items() if key != being_created}
+    metadata = msgspec.structs.replace(
+        obj.metadata, resource_version="", finalizers=[], annotations=annotations, generation=0
+    )
+    return msgspec.structs.replace(obj, metadata=metadata, status=None)

@@ -1,0 +1,117 @@
+"""Wires the snapshotter: contents and group contents to queues, queues to workers."""
+
+import asyncio
+
+from moorage.kube.informer import Informer
+from moorage.kube.objects import (
+    PersistentVolume,
+    VolumeGroupSnapshotClass,
+    VolumeGroupSnapshotContent,
+    VolumeSnapshotClass,
+    VolumeSnapshotContent,
+)
+from moorage.log import get_logger
+from moorage.sidecars import names
+from moorage.sidecars.context import Context, is_served, synced, wait_served
+from moorage.sidecars.roles import Role
+from moorage.sidecars.snapshotter.contents import ContentWorker
+from moorage.sidecars.snapshotter.decide import is_worth_a_look
+from moorage.sidecars.snapshotter.groups import GroupWorker
+
+log = get_logger(__name__)
+
+
+class Snapshotter:
+    """Stands for csi-snapshotter."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._events = context.recorder(f"csi-snapshotter {context.driver.name}")
+        self._contents = context.queue("csi-snapshotter-content")
+        self._groups = context.queue("csi-snapshotter-groupsnapshotcontent")
+        self._content_worker: ContentWorker | None = None
+        self._group_worker: GroupWorker | None = None
+
+    async def run(self) -> None:
+        """Make and delete snapshots until cancelled."""
+        context, can = self._context, self._context.driver.capabilities
+        async with self._events, asyncio.TaskGroup() as tasks:
+            if can.controller("CREATE_DELETE_SNAPSHOT") or can.controller("LIST_SNAPSHOTS"):
+                tasks.create_task(self._run_contents(), name="snapshot-contents")
+            if can.groups and context.settings.gate("CSIVolumeGroupSnapshot", True):
+                tasks.create_task(self._run_groups(), name="group-contents")
+
+    async def _run_contents(self) -> None:
+        context = self._context
+        await wait_served(context.client, VolumeSnapshotContent)
+        contents = self._contents_informer()
+        classes = context.informers.of(VolumeSnapshotClass)
+        await synced(contents, classes)
+        if self._content_worker is None:
+            self._content_worker = ContentWorker(context, contents, classes, self._events)
+            contents.subscribe(self._on_content)
+            classes.subscribe(self._on_class)
+        for content in contents:
+            self._contents.forget(content.name)
+            self._on_content(None, content)
+        await self._contents.run(self._content_worker.sync, context.settings.workers_for(Role.SNAPSHOTTER))
+
+    def _contents_informer(self) -> Informer[VolumeSnapshotContent]:
+        settings, around = self._context.settings, self._context.around
+        labels = f"{names.SNAPSHOT_MANAGED_BY}={around.node_name}" if settings.node_deployment else ""
+        return self._context.informers.of(VolumeSnapshotContent, labels=labels)
+
+    async def _run_groups(self) -> None:
+        context = self._context
+        while not await is_served(context.client, VolumeGroupSnapshotContent):
+            log.info("the cluster lacks the group snapshot kinds; groups are off until it has them")
+            await asyncio.sleep(60.0)
+        contents = context.informers.of(VolumeGroupSnapshotContent)
+        classes = context.informers.of(VolumeGroupSnapshotClass)
+        await synced(contents, classes)
+        if context.settings.node_deployment:
+            context.volumes.index("handle", _handle)
+            await synced(context.volumes)
+        if self._group_worker is None:
+            self._group_worker = GroupWorker(context, contents, classes, self._events)
+            contents.subscribe(self._on_group)
+        for content in contents:
+            self._groups.forget(content.name)
+            self._on_group(None, content)
+        await self._groups.run(self._group_worker.sync, context.settings.workers_for(Role.SNAPSHOTTER))
+
+    def _on_content(self, old: VolumeSnapshotContent | None, new: VolumeSnapshotContent | None) -> None:
+        if new is None or new.spec.driver != self._context.driver.name:
+            return
+        if is_worth_a_look(old, new, names.SNAPSHOT_BEING_CREATED):
+            self._contents.add(new.name)
+
+    def _on_class(self, old: VolumeSnapshotClass | None, new: VolumeSnapshotClass | None) -> None:
+        """Contents may have waited for their class."""
+        if new is None or old is not None or new.driver != self._context.driver.name:
+            return
+        for content in self._contents_informer():
+            if content.spec.volume_snapshot_class_name == new.name and content.status is None:
+                self._contents.add(content.name)
+
+    def _on_group(self, old: VolumeGroupSnapshotContent | None, new: VolumeGroupSnapshotContent | None) -> None:
+        if new is None or new.spec.driver != self._context.driver.name or not self._is_local(new):
+            return
+        if is_worth_a_look(old, new, names.GROUP_BEING_CREATED):
+            self._groups.add(new.name)
+
+    def _is_local(self, content: VolumeGroupSnapshotContent) -> bool:
+        """With one process per node: labelled for this node, or all of its volumes are here."""
+        context = self._context
+        if not context.settings.node_deployment:
+            return True
+        managed_by = content.labels.get(names.SNAPSHOT_MANAGED_BY)
+        if managed_by is not None:
+            return managed_by == context.around.node_name
+        handles = content.spec.source.volume_handles or []
+        volumes = [volume for handle in handles for volume in context.volumes.at("handle", handle)]
+        return bool(volumes) and all(context.is_local(volume) for volume in volumes)
+
+
+def _handle(volume: PersistentVolume) -> list[str]:
+    return [volume.spec.csi.volume_handle] if volume.spec.csi is not None else []
