@@ -131,7 +131,8 @@ class _Process:
         if self._parts_of != self._driver.name:  # another driver answers on the socket now
             self._parts, self._parts_of = {}, self._driver.name
         lost = asyncio.create_task(self._driver.wait_lost(), name="driver-lost")
-        running = [asyncio.create_task(self._keep_running(role), name=role) for role in sorted(roles - {Role.LIVENESS})]
+        groups = _sharing_leases(roles) if self._settings.leader_election else [(role,) for role in sorted(roles)]
+        running = [asyncio.create_task(self._keep_running(group), name=group[0]) for group in groups]
         try:
             done, _ = await asyncio.wait({lost, *running}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
