@@ -8,6 +8,7 @@ Start reading at: `Edge.handle`.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +18,9 @@ from moorage.apiserver.errors import (
     StatusError,
     bad_request,
     internal,
+    invalid,
     no_such_path,
+    not_supported,
     too_large_body,
     too_many,
     unauthorized,
@@ -129,6 +132,8 @@ class Edge:
         if kind is None or call is None:
             raise no_such_path()
         wanted = chosen(request.headers.get("Accept", ""))
+        if wanted.form == "Table":
+            wanted = replace(wanted, include=_include(query.get("includeObject", "")))
         if is_watch and request.method == "GET" and not found.subresource:
             return await self._watch(request, call, wanted)
         if found.subresource and not (found.subresource == "status" and kind.has_status):
@@ -214,6 +219,13 @@ def _verb(method: str, found: Route, is_watch: bool) -> str:
     table = {"GET": "get" if one else "list", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch",
              "DELETE": "delete" if one else "deletecollection"}  # fmt: skip
     return table.get(method, method.lower())
+
+
+def _include(text: str) -> str:
+    if text not in ("", "Metadata", "Object", "None"):
+        error = not_supported("includeObject", text, ["", "Metadata", "None", "Object"])
+        raise invalid("TableOptions", "meta.k8s.io", "", [error])
+    return text
 
 
 def _response(answer: Answer, call: Call | None = None) -> web.Response:

@@ -27,6 +27,7 @@ class Wanted:
     media: str = JSON
     form: str = ""  # Table, PartialObjectMetadata, PartialObjectMetadataList
     version: str = "v1"
+    include: str = ""  # what of each object goes along in a Table: Metadata, Object or None
 
 
 _FORMS = ("Table", "PartialObjectMetadata", "PartialObjectMetadataList")

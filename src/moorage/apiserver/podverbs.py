@@ -200,7 +200,9 @@ class PodVerbs:
             node[path[-1]] = replicas
             return obj
 
-        body = await self._resources.change(Call(call.kind, call.namespace, call.name, "", call.options), scaled)
+        body = await self._resources.change(
+            Call(call.kind, call.namespace, call.name, "", call.options, call.user, call.user_agent), scaled
+        )
         return Answer(encode(scale_of(call.kind, decode(body))))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from moorage.apiserver import admission, deletion, meta
-from moorage.apiserver.apply import track_update
+from moorage.apiserver.apply import track_create, track_update
 from moorage.apiserver.errors import (
     MODIFIED,
     FieldError,
@@ -46,9 +46,17 @@ class Resources:
             raise not_found(call.kind.plural, call.kind.group, call.name)
         return served(call.kind, record)
 
-    async def create(self, call: Call, body: Object) -> bytes:
-        """Store a new object; 409 when the name is taken, 8 attempts for a generated one."""
+    async def create(self, call: Call, body: Object, managed: list[Object] | None = None) -> bytes:
+        """Store a new object; 409 when the name is taken, 8 attempts for a generated one.
+
+        `managed` are the managedFields of an object that is created by applying it.
+        """
         obj = intake(call, body)
+        obj["metadata"].pop("managedFields", None)
+        if managed is not None:
+            obj["metadata"]["managedFields"] = managed
+        if obj["metadata"].get("resourceVersion"):
+            raise bad_request("resourceVersion should not be set on objects to be created")
         generate = obj["metadata"].get("generateName") if not obj["metadata"].get("name") else None
         last: StatusError | None = None
         for _ in range(8 if generate else 1):
@@ -72,6 +80,8 @@ class Resources:
             obj.pop("status", None)
         kind_defaults(kind, obj)
         rules.on_create(obj)
+        if "managedFields" not in obj["metadata"]:
+            track_create(kind, call, obj)
         admission.on_create(self.store, txn, kind, obj)
         name = obj["metadata"].get("name", "")
         existing = txn.get(kind.stored_as, call.namespace, name) if name else None
@@ -115,12 +125,12 @@ class Resources:
         record = await self.store.write(lambda txn: self._change(call, txn, patched))
         return served(call.kind, record)
 
-    async def change(self, call: Call, change: Change) -> bytes:
-        """Change an object in its stored form by a function; used by subresources of their own."""
-        record = await self.store.write(lambda txn: self._change(call, txn, change))
+    async def change(self, call: Call, change: Change, is_apply: bool = False) -> bytes:
+        """Change an object in its stored form by a function, as apply and some subresources do."""
+        record = await self.store.write(lambda txn: self._change(call, txn, change, is_apply))
         return served(call.kind, record)
 
-    def _change(self, call: Call, txn: Transaction, change: Change) -> Record:
+    def _change(self, call: Call, txn: Transaction, change: Change, is_apply: bool = False) -> Record:
         kind = call.kind
         record = txn.get(kind.stored_as, call.namespace, call.name)
         if record is None:
@@ -128,12 +138,14 @@ class Resources:
         old = decode(record.body)
         new = change(decode(record.body), txn)
         check_preconditions(kind, new["metadata"], old["metadata"])
-        return self.store_change(call, txn, new, old, record)
+        return self._store_change(call, txn, new, (old, record), is_apply)
 
-    def store_change(self, call: Call, txn: Transaction, new: Object, old: Object, record: Record) -> Record:
+    def _store_change(
+        self, call: Call, txn: Transaction, new: Object, before: tuple[Object, Record], is_apply: bool
+    ) -> Record:
         """Everything between a new version of an object and its place in the transaction."""
+        old, record = before
         kind, rules = call.kind, rules_for(call.kind.stored_as)
-        sent_finalizers = new["metadata"]
         new["metadata"] = meta.carry_over(new["metadata"], old["metadata"])
         if call.subresource == "status":
             new = _only_status(kind, new, old)
@@ -147,7 +159,7 @@ class Resources:
             admission.on_update(self.store, txn, kind, new, old)
         if kind.tracks_generation and call.subresource != "status" and _spec_changed(new, old):
             new["metadata"]["generation"] = int(old["metadata"].get("generation", 0)) + 1
-        new["metadata"] = track_update(kind, call, new, old, sent_finalizers)
+        track_update(kind, call, new, old, is_apply)
         errors = meta.check_update(new["metadata"], old["metadata"])
         self._check(kind, new, old, call.subresource, errors)
         if new == old:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage.apiserver import tables
+from moorage.apiserver.admission import default_class
 from moorage.apiserver.apply import apply_patch
 from moorage.apiserver.errors import bad_request, method_not_allowed, not_found, unsupported_media
 from moorage.apiserver.kinds import Kind, Object
@@ -87,13 +88,18 @@ class Verbs:
     def _renderer(self, kind: Kind, wanted: Wanted) -> Callable[[bytes], bytes] | None:
         """How one object's bytes are turned into what the client wants; None for the bytes as they are."""
         if wanted.form == "Table":
-            return lambda body: tables.table_of(kind, [self._in_version(kind, body)], {}, wanted.version)
+            return lambda body: self._table_row(kind, body, wanted)
         if wanted.form == "PartialObjectMetadata":
             return lambda body: encode(tables.partial(self._in_version(kind, body), wanted.version))
         if kind.encode_to is not None:
             convert = kind.encode_to
             return lambda body: encode(convert(decode(body)))
         return None
+
+    def _table_row(self, kind: Kind, body: bytes, wanted: Wanted) -> bytes:
+        obj = self._in_version(kind, body)
+        meta = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+        return tables.table_of(kind, [obj], meta, wanted.version, wanted.include)
 
     def _in_version(self, kind: Kind, body: bytes) -> Object:
         obj: Object = decode(body)
@@ -107,7 +113,8 @@ class Verbs:
         meta = _list_meta(page)
         if wanted.form == "Table":
             objects = [self._in_version(kind, record.body) for record in page.records]
-            return tables.table_of(kind, objects, meta, wanted.version)
+            default = default_class(self.store) if kind.name == "StorageClass" else None
+            return tables.table_of(kind, objects, meta, wanted.version, wanted.include, default or "")
         if wanted.form.startswith("PartialObjectMetadata"):
             items = [encode(tables.partial(decode(record.body), wanted.version)) for record in page.records]
             return joined("PartialObjectMetadataList", f"meta.k8s.io/{wanted.version}", meta, items)
