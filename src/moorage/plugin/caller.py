@@ -6,6 +6,7 @@ Start reading at: `Caller`.
 """
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -54,7 +55,8 @@ class Caller:
 
     def staging(self, volume_id: str) -> str:
         path = self.base / "staging" / volume_id
-        path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # also when a dead mount is there
+            os.makedirs(path)
         return str(path)
 
     def target(self, volume_id: str, pod: str = "pod") -> str:

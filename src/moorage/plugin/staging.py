@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.host import filesystems, loop, mounts
+from moorage.host import extents, filesystems, loop, mounts
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
@@ -43,6 +43,7 @@ log = get_logger(__name__)
 
 _FIELD = "staging_target_path"
 DEFAULT_FILESYSTEM = "ext4"
+_READ_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,8 @@ def _ensure_filesystem(volume: NodeVolume, access: Access, device: LoopDevice) -
     if found is None:
         if device.read_only:
             raise WrongContent(f"volume {volume_id} is empty and cannot be formatted read-only")
+        if not is_half_made and not is_blank(volume.data):
+            raise WrongContent(f"volume {volume_id} holds data of no known filesystem; it is left as it is")
         pool.format_begin(volume_id)
         failpoints.reached("stage:formatting")
         filesystems.mkfs(device.path, wanted)
@@ -167,6 +170,20 @@ def _ensure_filesystem(volume: NodeVolume, access: Access, device: LoopDevice) -
     if found.fstype != wanted:
         raise WrongContent(f"volume {volume_id} holds {found.fstype} and not {wanted}; its data is left as it is")
     return found.fstype, False
+
+
+def is_blank(image: Path) -> bool:
+    """Whether an image holds nothing but zeros: no signature is needed to tell that data is there."""
+    fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        for piece in extents.data_ranges(fd):
+            for offset in range(piece.offset, piece.offset + piece.length, _READ_BYTES):
+                found = os.pread(fd, min(_READ_BYTES, piece.offset + piece.length - offset), offset)
+                if found.count(0) != len(found):
+                    return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _ensure_loop(volume: NodeVolume, seen: Observed, *, read_only: bool) -> tuple[LoopDevice, bool]:
