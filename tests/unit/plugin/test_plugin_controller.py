@@ -1,0 +1,364 @@
+"""What a caller may expect of the controller: names, sizes, sources, places, lists."""
+
+import asyncio
+
+import pytest
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
+from moorage.plugin.settings import TOPOLOGY_KEY
+
+
+def names_of(answer):
+    return [entry.volume.volume_id for entry in answer.entries]
+
+
+async def test_a_name_makes_one_volume_however_often_it_is_asked_for(caller, client):
+    first = await caller.create("v", size=10 * MIB)
+    again = await caller.create("v", size=10 * MIB)
+    assert first == again
+    assert first.capacity_bytes == 10 * MIB
+    assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == [first.volume_id]
+
+
+async def test_sixty_four_callers_of_one_name_get_one_volume(caller, client):
+    async def create():
+        while True:
+            try:
+                return (await caller.create("v")).volume_id
+            except CsiError as error:
+                if error.code != "ABORTED":
+                    raise
+                await asyncio.sleep(0.01)
+
+    found = await asyncio.gather(*(create() for _ in range(64)))
+    assert len(set(found)) == 1
+    assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == [found[0]]
+
+
+async def test_sixty_four_names_at_once_make_sixty_four_volumes(caller, client):
+    found = await asyncio.gather(*(caller.create(f"v{number}", size=MIB * 4) for number in range(64)))
+    assert len({volume.volume_id for volume in found}) == 64
+    assert len(names_of(await client.ListVolumes(pb.ListVolumesRequest()))) == 64
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"size": 20 * MIB},
+        {"capability": block()},
+        {"capability": mounted("xfs"), "size": 310 * MIB},
+        {"parameters": {"provisioning": "thick"}},
+        {"parameters": {"pool": "second"}},
+        {"parameters": {"snapshotInUse": "freeze"}},
+    ],
+)
+async def test_a_name_that_exists_with_other_properties_is_refused(caller, refused, other):
+    await caller.create("v", size=10 * MIB)
+    with refused("ALREADY_EXISTS", "'v'"):
+        await caller.create("v", **{"size": 10 * MIB, **other})
+
+
+async def test_sizes_are_a_range_rounded_to_whole_mebibytes(client, refused):
+    async def create(name, required=0, limit=0):
+        capacity = pb.CapacityRange(required_bytes=required, limit_bytes=limit)
+        request = pb.CreateVolumeRequest(name=name, capacity_range=capacity, volume_capabilities=[mounted()])
+        return (await client.CreateVolume(request)).volume.capacity_bytes
+
+    assert await create("a", required=5 * MIB + 1) == 6 * MIB
+    assert await create("b", required=8 * MIB, limit=8 * MIB) == 8 * MIB
+    assert await create("c") == 1024 * MIB
+    assert await create("d", limit=100 * MIB) == 100 * MIB
+    with refused("OUT_OF_RANGE", "limit_bytes"):
+        await create("e", required=5 * MIB + 1, limit=5 * MIB + 2)
+    with refused("INVALID_ARGUMENT", "negative"):
+        await create("f", required=-1)
+    with refused("INVALID_ARGUMENT", "smaller"):
+        await create("g", required=2 * MIB, limit=MIB)
+    with refused("OUT_OF_RANGE"):
+        await create("h", required=2**60)
+    answer = await client.ListVolumes(pb.ListVolumesRequest())
+    assert len(answer.entries) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "nul\0here"}, "name"),
+        ({"name": "x" * 10_000}, "name"),
+        ({"capability": pb.VolumeCapability()}, "volume_capabilities[0]"),
+        ({"capability": mounted(mode=0)}, "access_mode"),
+        ({"capability": mounted("ntfs")}, "ntfs"),
+        ({"capability": mounted(mode=Mode.MULTI_NODE_MULTI_WRITER)}, "kind: directory"),
+        ({"capability": block(), "parameters": {"kind": "directory"}}, "block device"),
+        ({"parameters": {"colour": "blue"}}, "colour"),
+        ({"parameters": {"kind": "cube"}}, "kind"),
+        ({"parameters": {"pool": "nowhere"}}, "nowhere"),
+        ({"parameters": {"provisioning": "fat"}}, "provisioning"),
+        ({"mutable": {"colour": "blue"}}, "colour"),
+        ({"mutable": {"readIOPS": "many"}}, "readIOPS"),
+        ({"capability": mounted(group="wheel")}, "volume_mount_group"),
+        ({"capability": mounted(flags=["a\nb"])}, "mount_flags"),
+    ],
+)
+async def test_bad_requests_name_the_field_and_make_nothing(caller, client, refused, change, field):
+    with refused("INVALID_ARGUMENT", field):
+        await caller.create(**{"name": "v", **change})
+    assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == []
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "..", "ümläut 漢字", "line\nfeed", "x" * 128, "A", "a"])
+async def test_any_name_becomes_an_id_inside_the_pool(caller, parts, name):
+    volume = await caller.create(name, size=4 * MIB)
+    assert "/" not in volume.volume_id
+    found = list(parts.pools.named().directory.glob("volumes/*"))
+    assert [each.name for each in found] == [volume.volume_id]
+    other = await caller.create(name + "2" if len(name) < 128 else "y" * 128, size=4 * MIB)
+    assert other.volume_id != volume.volume_id
+
+
+@pytest.mark.parametrize("ident", ["", "..", "../../etc", "a/b", "x\0y", "unknown", "volumes", "ephemeral.x"])
+async def test_strange_ids_are_not_found_or_gone_already(client, refused, ident):
+    if not ident:
+        with refused("INVALID_ARGUMENT", "volume_id"):
+            await client.DeleteVolume(pb.DeleteVolumeRequest())
+        return
+    await client.DeleteVolume(pb.DeleteVolumeRequest(volume_id=ident))
+    await client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=ident))
+    await client.DeleteVolumeGroupSnapshot(pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=ident))
+    with refused("NOT_FOUND"):
+        await client.ControllerGetVolume(pb.ControllerGetVolumeRequest(volume_id=ident))
+    with refused("NOT_FOUND"):
+        await client.GetSnapshot(pb.GetSnapshotRequest(snapshot_id=ident))
+    with refused("NOT_FOUND"):
+        await client.GetVolumeGroupSnapshot(pb.GetVolumeGroupSnapshotRequest(group_snapshot_id=ident))
+    with refused("NOT_FOUND"):
+        await client.ControllerModifyVolume(pb.ControllerModifyVolumeRequest(volume_id=ident))
+    with refused("NOT_FOUND"):
+        await client.ControllerGetVolumeHealth(pb.ControllerGetVolumeHealthRequest(volume_id=ident))
+
+
+async def test_sources_must_exist_and_fit(caller, client, refused):
+    source = (await caller.create("source", size=20 * MIB)).volume_id
+    snapshot = await caller.snapshot(source)
+    with refused("NOT_FOUND", "nothing"):
+        await caller.create("a", source=from_snapshot("nothing"))
+    with refused("NOT_FOUND", "nothing"):
+        await caller.create("a", source=from_volume("nothing"))
+    with refused("OUT_OF_RANGE"):
+        await client.CreateVolume(
+            pb.CreateVolumeRequest(
+                name="a",
+                capacity_range=pb.CapacityRange(limit_bytes=10 * MIB),
+                volume_capabilities=[mounted()],
+                volume_content_source=from_snapshot(snapshot.snapshot_id),
+            )
+        )
+    with refused("INVALID_ARGUMENT", "xfs"):
+        await caller.create("a", mounted("xfs"), 400 * MIB, source=from_volume(source))
+    with refused("INVALID_ARGUMENT", "directory"):
+        await caller.create("a", source=from_volume(source), parameters={"kind": "directory"})
+    with refused("INVALID_ARGUMENT", "second"):
+        await caller.create("a", source=from_volume(source), parameters={"pool": "second"})
+    restored = await caller.create("b", size=30 * MIB, source=from_snapshot(snapshot.snapshot_id))
+    assert restored.content_source.snapshot.snapshot_id == snapshot.snapshot_id
+    assert restored.capacity_bytes == 30 * MIB
+    with refused("ALREADY_EXISTS"):
+        await caller.create("b", size=30 * MIB)
+
+
+async def test_snapshots_are_made_once_by_name_and_source(caller, client, refused):
+    one, two = [(await caller.create(name)).volume_id for name in ("one", "two")]
+    first = await caller.snapshot(one, "s")
+    assert first == await caller.snapshot(one, "s")
+    assert first.ready_to_use
+    with refused("ALREADY_EXISTS"):
+        await caller.snapshot(two, "s")
+    with refused("NOT_FOUND"):
+        await caller.snapshot("unknown", "t")
+    with refused("INVALID_ARGUMENT", "colour"):
+        await caller.snapshot(one, "t", {"colour": "blue"})
+    for request in (pb.CreateSnapshotRequest(name="s"), pb.CreateSnapshotRequest(source_volume_id=one)):
+        with refused("INVALID_ARGUMENT", "is needed"):
+            await client.CreateSnapshot(request)
+    by_id = await client.ListSnapshots(pb.ListSnapshotsRequest(snapshot_id=first.snapshot_id))
+    assert [entry.snapshot for entry in by_id.entries] == [first]
+    for nothing in (pb.ListSnapshotsRequest(snapshot_id="x"), pb.ListSnapshotsRequest(source_volume_id=two)):
+        assert not (await client.ListSnapshots(nothing)).entries
+    assert (await client.GetSnapshot(pb.GetSnapshotRequest(snapshot_id=first.snapshot_id))).snapshot == first
+
+
+async def test_lists_come_in_pages_that_survive_changes_in_between(caller, client, refused):
+    made = [(await caller.create(f"v{n}", size=4 * MIB)).volume_id for n in range(7)]
+    second = {"pool": "second"}
+    made += [(await caller.create(f"w{n}", size=4 * MIB, parameters=second)).volume_id for n in range(2)]
+    found, token = [], ""
+    while True:
+        page = await client.ListVolumes(pb.ListVolumesRequest(max_entries=2, starting_token=token))
+        assert len(page.entries) <= 2
+        found += names_of(page)
+        if not page.next_token:
+            break
+        token = page.next_token
+        await caller.delete(found[-1])  # the token must not depend on it
+    assert sorted(found) == sorted(made)
+    for bad in ("invalid-token", "after:", "after:x", "7"):
+        with refused("ABORTED", "starting_token"):
+            await client.ListVolumes(pb.ListVolumesRequest(starting_token=bad))
+        with refused("ABORTED", "starting_token"):
+            await client.ListSnapshots(pb.ListSnapshotsRequest(starting_token=bad))
+    with refused("INVALID_ARGUMENT", "max_entries"):
+        await client.ListVolumes(pb.ListVolumesRequest(max_entries=-1))
+
+
+async def test_a_volume_is_made_only_where_the_pool_is(client, refused):
+    def request(*nodes, preferred=()):
+        terms = [pb.Topology(segments={TOPOLOGY_KEY: node}) for node in nodes]
+        wanted = [pb.Topology(segments={TOPOLOGY_KEY: node}) for node in preferred]
+        return pb.CreateVolumeRequest(
+            name="v",
+            volume_capabilities=[mounted()],
+            accessibility_requirements=pb.TopologyRequirement(requisite=terms, preferred=wanted),
+        )
+
+    with refused("RESOURCE_EXHAUSTED", "node-1"):
+        await client.CreateVolume(request("node-2", "node-3"))
+    volume = (await client.CreateVolume(request("node-2", "node-1"))).volume
+    assert [dict(each.segments) for each in volume.accessible_topology] == [{TOPOLOGY_KEY: "node-1"}]
+    assert (await client.CreateVolume(request(preferred=["node-2"]))).volume == volume
+
+    elsewhere = pb.TopologyRequirement(requisite=[pb.Topology(segments={TOPOLOGY_KEY: "node-2"})])
+    with refused("INVALID_ARGUMENT", "accessibility_requirements"):
+        await client.CreateSnapshot(
+            pb.CreateSnapshotRequest(name="s", source_volume_id=volume.volume_id, accessibility_requirements=elsewhere)
+        )
+    snapshot = (
+        await client.CreateSnapshot(pb.CreateSnapshotRequest(name="s", source_volume_id=volume.volume_id))
+    ).snapshot
+    assert [dict(each.segments) for each in snapshot.accessible_topology] == [{TOPOLOGY_KEY: "node-1"}]
+
+
+async def test_capacity_is_the_pools_and_zero_elsewhere(client, caller, refused):
+    request = pb.GetCapacityRequest(parameters={"csi.storage.k8s.io/fstype": "xfs", "other": "key"})
+    before = await client.GetCapacity(request)
+    assert before.available_capacity > 0
+    assert before.maximum_volume_size.value > 0
+    elsewhere = pb.GetCapacityRequest(accessible_topology=pb.Topology(segments={TOPOLOGY_KEY: "node-2"}))
+    assert (await client.GetCapacity(elsewhere)).available_capacity == 0
+    with refused("INVALID_ARGUMENT", "nowhere"):
+        await client.GetCapacity(pb.GetCapacityRequest(parameters={"pool": "nowhere"}))
+    await caller.create("v", size=1024 * MIB)
+    assert (await client.GetCapacity(request)).available_capacity <= before.available_capacity - 1024 * MIB
+
+
+async def test_a_volume_that_does_not_fit_is_refused_and_leaves_nothing(client, caller, refused, parts):
+    room = (await client.GetCapacity(pb.GetCapacityRequest())).available_capacity
+    with refused("RESOURCE_EXHAUSTED"):
+        for number in range(3):
+            await caller.create(f"v{number}", size=room * 2 // 3)
+    assert len(names_of(await client.ListVolumes(pb.ListVolumesRequest()))) == 1
+    assert list((parts.pools.named().directory / "tmp").iterdir()) == []
+
+
+async def test_capabilities_are_confirmed_or_not_with_a_reason(client, caller, refused):
+    volume = await caller.create("v", mounted("ext4"))
+
+    async def validate(*capabilities, **more):
+        return await client.ValidateVolumeCapabilities(
+            pb.ValidateVolumeCapabilitiesRequest(volume_id=volume.volume_id, volume_capabilities=capabilities, **more)
+        )
+
+    good = await validate(mounted("ext4"), mounted(), volume_context=volume.volume_context)
+    assert len(good.confirmed.volume_capabilities) == 2
+    for capability in (block(), mounted("xfs"), mounted(mode=Mode.MULTI_NODE_MULTI_WRITER)):
+        answer = await validate(capability)
+        assert not answer.HasField("confirmed")
+        assert answer.message
+    assert not (await validate(mounted(), parameters={"kind": "directory"})).HasField("confirmed")
+    assert not (await validate(mounted(), volume_context={"kind": "directory"})).HasField("confirmed")
+    with refused("INVALID_ARGUMENT", "volume_capabilities"):
+        await validate()
+
+
+async def test_modifying_is_all_or_nothing_and_leaves_other_keys_alone(client, caller, refused, parts):
+    volume = (await caller.create("v", mutable={"readAheadKiB": "64"})).volume_id
+
+    async def modify(**changes):
+        await client.ControllerModifyVolume(
+            pb.ControllerModifyVolumeRequest(volume_id=volume, mutable_parameters=changes)
+        )
+
+    await modify(directIO="false")
+    with refused("INVALID_ARGUMENT", "colour"):
+        await modify(directIO="true", colour="blue")
+    with refused("INVALID_ARGUMENT", "directIO"):
+        await modify(readAheadKiB="1", directIO="perhaps")
+    assert dict(parts.pools.named().volume(volume).mutable) == {"readAheadKiB": "64", "directIO": "false"}
+    await modify()
+
+
+@pytest.mark.parametrize("method", ["ControllerPublishVolume", "ControllerUnpublishVolume"])
+async def test_a_nodes_own_pool_has_no_attaching(client, refused, method):
+    with refused("UNIMPLEMENTED", "--scope node"):
+        await client.call(method, getattr(pb, f"{method}Request")(volume_id="v"))
+
+
+async def test_damaged_records_are_errors_not_absences(client, caller, refused, parts):
+    volume = (await caller.create("v")).volume_id
+    record = parts.pools.named().directory / "volumes" / volume / "volume.json"
+    for text in ("", "{", "[]", '{"id": "other"}'):
+        record.write_text(text)
+        with refused("INTERNAL", "damaged"):
+            await client.ControllerGetVolume(pb.ControllerGetVolumeRequest(volume_id=volume))
+        with refused("INTERNAL", "damaged"):
+            await caller.create("v")
+        assert record.read_text() == text
+    await caller.create("other")  # one bad record harms no other volume
+    health = await client.ControllerListVolumeHealth(pb.ControllerListVolumeHealthRequest())
+    assert [each.reason for each in health.entries[0].health_statuses] == ["RecordDamaged"]
+
+
+async def test_a_pool_that_vanished_is_said_so_and_comes_back(client, caller, refused, parts):
+    await caller.create("v")
+    directory = parts.pools.named().directory
+    hidden = directory.with_name("hidden")
+    directory.rename(hidden)
+    try:
+        with refused("UNAVAILABLE", "default"):
+            await caller.create("w")
+        health = await client.NodeGetStorageHealth(pb.NodeGetStorageHealthRequest())
+        assert [each.reason for each in health.backend_health] == ["PoolGone"]
+    finally:
+        hidden.rename(directory)
+    await caller.create("w")
+    assert not (await client.NodeGetStorageHealth(pb.NodeGetStorageHealthRequest())).backend_health
+
+
+async def test_what_is_announced_depends_on_scope_and_version(client):
+    kinds = {
+        each.rpc.type
+        for each in (await client.ControllerGetCapabilities(pb.ControllerGetCapabilitiesRequest())).capabilities
+    }
+    assert pb.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME not in kinds
+    assert max(kinds) <= 15
+    info = await client.NodeGetInfo(pb.NodeGetInfoRequest())
+    assert info.node_id == "node-1"
+    assert dict(info.accessible_topology.segments) == {TOPOLOGY_KEY: "node-1"}
+
+
+@pytest.mark.parametrize("changed_settings", [{"csi_version": "1.13", "scope": "shared"}])
+async def test_a_shared_pool_attaches_and_is_everywhere(client):
+    answer = await client.ControllerGetCapabilities(pb.ControllerGetCapabilitiesRequest())
+    kinds = {each.rpc.type for each in answer.capabilities}
+    assert pb.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME in kinds
+    assert pb.ControllerServiceCapability.RPC.LIST_VOLUME_HEALTH in kinds
+    assert not (await client.NodeGetInfo(pb.NodeGetInfoRequest())).HasField("accessible_topology")
+
+
+@pytest.mark.parametrize("changed_settings", [{"services": frozenset({"node"})}])
+async def test_a_process_serves_only_what_it_was_told_to(client, refused):
+    with refused("UNIMPLEMENTED"):
+        await client.ListVolumes(pb.ListVolumesRequest())
+    await client.NodeGetInfo(pb.NodeGetInfoRequest())
