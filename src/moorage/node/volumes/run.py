@@ -38,10 +38,15 @@ from moorage.node.volumes.world import (
 log = get_logger(__name__)
 
 FailureSink = Callable[[Action, Outcome], None]
+Moved = Callable[[PodUid], None]
+
+
+def _nobody(_uid: PodUid) -> None:
+    """Nobody listens."""
 
 
 class VolumeManager:
-    """What pods tell it: `want`, `release`, `hold`, `let_go`. What they ask: `wait_mounted`, `wait_unmounted`."""
+    """What pods tell it: `want`, `release`, `hold`. What they ask: `is_mounted`, `is_unmounted`."""
 
     def __init__(
         self,
@@ -69,9 +74,8 @@ class VolumeManager:
         self._due: dict[VolumeName, float] = {}
         self._wake = asyncio.Event()
         self._running: dict[VolumeName, asyncio.Task[None]] = {}
-        self._moved: dict[PodUid, asyncio.Event] = {}
+        self.on_moved: Moved = _nobody  # told whenever something about a pod's volumes changed
         self.in_use_changed = asyncio.Event()
-        self.unreadable: Observed | None = None
 
     # What is there after a restart.
 
@@ -154,21 +158,6 @@ class VolumeManager:
     def is_unmounted(self, uid: PodUid) -> bool:
         """Nothing of the pod is, or may be, mounted."""
         return not self.world.volumes_of(uid) and not any(uid in uses for uses in self.world.desired.values())
-
-    async def wait_moved(self, uid: PodUid, timeout_s: float) -> bool:
-        """Return when something about the pod's volumes changed; False after the timeout."""
-        event = self._moved.setdefault(uid, asyncio.Event())
-        try:
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
-        except TimeoutError:
-            return False
-        finally:
-            event.clear()
-        return True
-
-    def forget_pod(self, uid: PodUid) -> None:
-        self._moved.pop(uid, None)
 
     def use_named(self, uid: PodUid, pod_volume: str) -> Use | None:
         """The use behind a name in pod.spec.volumes."""
@@ -297,9 +286,7 @@ class VolumeManager:
             if self._on_failure is not None:
                 self._on_failure(action, outcome)
         for uid in uids:
-            event = self._moved.get(uid)
-            if event is not None:
-                event.set()
+            self.on_moved(uid)
         self.look_at(name)
 
     # Filling the desired state.
@@ -328,9 +315,7 @@ class VolumeManager:
                 self.look_at(name)
         if needs.errors != self._errors.get(uid, {}):
             self._errors[uid] = needs.errors
-            event = self._moved.get(uid)
-            if event is not None:
-                event.set()
+            self.on_moved(uid)
 
     def _reset_expand(self, name: VolumeName) -> None:
         actual = self.world.actual.get(name)

@@ -1,0 +1,83 @@
+"""`moorage node`: run the node agent.
+
+Owns: flags and signals. The agent is `moorage.node.run`.
+"""
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from moorage.errors import UsageError
+from moorage.kube import config as kube_config
+from moorage.node.run import DRAIN, KEEP, REMOVE, AgentConfig, run
+
+app = typer.Typer()
+
+
+@app.command()
+def node(
+    node_name: Annotated[str, typer.Option(help="The name of this node in the cluster.")] = "",
+    root_dir: Annotated[Path, typer.Option(help="Where pods, volumes and plugin sockets live.")] = Path(
+        "/var/lib/kubelet"
+    ),
+    kubeconfig: Annotated[str | None, typer.Option(help="How to reach the API server.", envvar="KUBECONFIG")] = None,
+    context: Annotated[str | None, typer.Option(help="A context of the kubeconfig.")] = None,
+    address: Annotated[str, typer.Option(help="Where logs, exec and figures are served.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port for that; 0 takes a free one.")] = 0,
+    client_ca_file: Annotated[
+        Path | None, typer.Option(help="Whose client certificates may use it; by default the API server's authority.")
+    ] = None,
+    node_labels: Annotated[str, typer.Option(help="More labels for the node: key=value,…")] = "",
+    hide: Annotated[list[Path] | None, typer.Option(help="Directories that no container may see.")] = None,
+    on_stop: Annotated[
+        str,
+        typer.Option(
+            help="At a stop: keep (pods go on), drain (pods end, volumes are unmounted) or remove (the node too)."
+        ),
+    ] = KEEP,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds that drain may take.")] = 60.0,
+    sync_frequency: Annotated[
+        float, typer.Option(help="Seconds between republishing where a driver asks for it.")
+    ] = 60.0,
+) -> None:
+    """Run the node agent."""
+    if on_stop not in (KEEP, DRAIN, REMOVE):
+        raise UsageError(f"--on-stop must be {KEEP}, {DRAIN} or {REMOVE}")
+    settings = AgentConfig(
+        node_name=node_name or socket.gethostname().lower(),
+        root=root_dir,
+        api=kube_config.load(kubeconfig, context),
+        address=address,
+        port=port,
+        client_ca=client_ca_file,
+        labels=_labels(node_labels),
+        hide=tuple(str(path) for path in hide or ()),
+        on_stop=on_stop,
+        drain_timeout_s=drain_timeout,
+        sync_s=sync_frequency,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_signal(settings))
+
+
+async def _until_signal(settings: AgentConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run(settings, stop)
+
+
+def _labels(text: str) -> dict[str, str]:
+    labels = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        key, found, value = part.partition("=")
+        if not found or not key:
+            raise UsageError(f"--node-labels: {part!r} is not key=value")
+        labels[key] = value
+    return labels

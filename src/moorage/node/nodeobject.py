@@ -1,0 +1,279 @@
+"""This node as the cluster sees it: the Node object, its status and its lease.
+
+Owns: registration, heartbeat, conditions, capacity, volumesInUse, and what remains after a graceful stop.
+May not touch: drivers and volumes; it is told which volumes are in use.
+Start reading at: `NodeObject.register`, `NodeObject.run`.
+"""
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moorage import __version__
+from moorage.kube.client import Client, PatchType
+from moorage.kube.errors import AlreadyExists, ApiError, NotFound
+from moorage.kube.informer import Informer
+from moorage.kube.objects.core import Lease, Node
+from moorage.kube.objects.meta import micro_timestamp_text, timestamp_text
+from moorage.kube.objects.storage import CSINode
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+LEASE_NAMESPACE = "kube-node-lease"
+LEASE_S = 40
+RENEW_S = 10.0
+STATUS_S = 300.0
+_MANAGED = "volumes.kubernetes.io/controller-managed-attach-detach"
+_PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
+_MAX_PODS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is fixed for the life of the agent."""
+
+    name: str
+    root: Path
+    address: str
+    port: int
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+class NodeObject:
+    """Writes the Node and its Lease."""
+
+    def __init__(
+        self,
+        client: Client,
+        facts: NodeFacts,
+        nodes: Informer[Node],
+        in_use: Callable[[], frozenset[str]],
+        in_use_changed: asyncio.Event,
+    ) -> None:
+        self._client = client
+        self._facts = facts
+        self._nodes = nodes
+        self._in_use = in_use
+        self._in_use_changed = in_use_changed
+        self._reports_use = False
+        self._ready: tuple[bool, str, str] = (False, "KubeletNotReady", "the agent is starting")
+        self._wake = asyncio.Event()
+
+    async def register(self) -> Node:
+        """The Node exists and says that attaching is the controller's business; its labels are there."""
+        labels = {
+            "kubernetes.io/hostname": self._facts.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
+            **self._facts.labels,
+        }
+        meta = {"labels": labels, "annotations": {_MANAGED: "true"}}
+        try:
+            await self._client.create(Node, {"metadata": {"name": self._facts.name, **meta}, "spec": {}})
+            log.info("node registered", node=self._facts.name)
+        except AlreadyExists:
+            await self._client.patch(Node, self._facts.name, {"metadata": meta}, how=PatchType.STRATEGIC)
+        return await self._write_status()
+
+    def set_ready(self, ready: bool, reason: str = "KubeletReady", message: str = "the node agent is ready") -> None:
+        self._ready = (ready, reason, message)
+        self._wake.set()
+
+    def start_reporting_use(self) -> None:
+        """Everything on disk is known: from now on volumesInUse is ours. Before, a shorter list could free a volume
+        that is still mounted."""
+        self._reports_use = True
+        self._in_use_changed.set()
+
+    async def run(self) -> None:
+        """Keep lease and status current until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._renew_forever(), name="node-lease")
+            tasks.create_task(self._status_forever(), name="node-status")
+            tasks.create_task(self._use_forever(), name="node-volumes-in-use")
+
+    async def stopped(self, *, remove: bool) -> None:
+        """The agent ends on purpose: the node is not ready, or goes altogether."""
+        name = self._facts.name
+        try:
+            if remove:
+                for kind, namespace in ((CSINode, ""), (Lease, LEASE_NAMESPACE), (Node, "")):
+                    try:
+                        await self._client.delete(kind, name, namespace)
+                    except NotFound:
+                        continue
+            else:
+                self._ready = (False, "KubeletNotReady", "the node agent was stopped")
+                await self._write_status()
+        except ApiError as error:
+            log.warning("the node's last word could not be written", reason=str(error))
+
+    async def _renew_forever(self) -> None:
+        while True:
+            try:
+                await self._renew()
+            except ApiError as error:
+                log.warning("lease was not renewed", reason=str(error))
+            await asyncio.sleep(RENEW_S)
+
+    async def _renew(self) -> None:
+        name = self._facts.name
+        spec = {
+            "holderIdentity": name,
+            "leaseDurationSeconds": LEASE_S,
+            "renewTime": micro_timestamp_text(time.time()),
+        }
+        try:
+            await self._client.patch(Lease, name, {"spec": spec}, LEASE_NAMESPACE)
+        except NotFound:
+            node = self._nodes.get(name)
+            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid} if node else None
+            body = {
+                "metadata": {
+                    "name": name,
+                    "namespace": LEASE_NAMESPACE,
+                    **({"ownerReferences": [owner]} if owner else {}),
+                },
+                "spec": spec,
+            }
+            await self._client.create(Lease, body, LEASE_NAMESPACE)
+
+    async def _status_forever(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(STATUS_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                await self._write_status()
+            except NotFound:
+                await self._again()
+            except ApiError as error:
+                log.warning("node status was not written", reason=str(error))
+                await asyncio.sleep(1)
+                self._wake.set()
+
+    async def _again(self) -> None:
+        """Somebody deleted the Node while the agent runs: it is registered anew."""
+        log.warning("node object is gone; it is registered again", node=self._facts.name)
+        try:
+            await self.register()
+        except ApiError as error:
+            log.warning("node was not registered", reason=str(error))
+
+    async def _use_forever(self) -> None:
+        """volumesInUse follows the volume manager at once: attaching waits for it."""
+        failures = 0
+        while True:
+            await self._in_use_changed.wait()
+            self._in_use_changed.clear()
+            if not self._reports_use:
+                continue
+            try:
+                await self._write_use()
+                failures = 0
+            except ApiError as error:
+                failures += 1
+                log.warning("volumes in use were not reported", reason=str(error))
+                await asyncio.sleep(min(0.1 * 2.0**failures, 10.0))
+                self._in_use_changed.set()
+
+    async def _write_use(self) -> None:
+        wanted = sorted(self._in_use())
+        node = self._nodes.get(self._facts.name)
+        if node is not None and sorted(node.status.volumes_in_use) == wanted:
+            return
+        patch = {"status": {"volumesInUse": wanted or None}}
+        written = await self._client.patch(Node, self._facts.name, patch, subresource="status")
+        self._nodes.remember(written)
+
+    async def _write_status(self) -> Node:
+        written = await self._client.patch(
+            Node, self._facts.name, {"status": self._status()}, how=PatchType.STRATEGIC, subresource="status"
+        )
+        self._nodes.remember(written)
+        return written
+
+    def _status(self) -> dict[str, Any]:
+        facts = self._facts
+        space = os.statvfs(facts.root)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        amounts = {
+            "cpu": str(os.cpu_count() or 1),
+            "memory": f"{memory // 1024}Ki",
+            "pods": str(_MAX_PODS),
+            "ephemeral-storage": f"{space.f_blocks * space.f_frsize // 1024}Ki",
+        }
+        system = platform.uname()
+        return {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": self._conditions(),
+            "addresses": [
+                {"type": "InternalIP", "address": facts.address},
+                {"type": "Hostname", "address": facts.name},
+            ],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": facts.port}},
+            "declaredFeatures": ["ExtendWebSocketsToKubelet"],  # exec comes as a WebSocket, not as SPDY
+            "nodeInfo": {
+                "architecture": "amd64" if system.machine == "x86_64" else system.machine,
+                "bootID": _line("/proc/sys/kernel/random/boot_id"),
+                "containerRuntimeVersion": f"moorage://{__version__}",
+                "kernelVersion": system.release,
+                "kubeProxyVersion": "",
+                "kubeletVersion": f"v{__version__}-moorage",
+                "machineID": _line("/etc/machine-id"),
+                "operatingSystem": "linux",
+                "osImage": _os_name(),
+                "systemUUID": _line("/etc/machine-id"),
+            },
+        }
+
+    def _conditions(self) -> list[dict[str, Any]]:
+        now = timestamp_text(time.time())
+        known = self._nodes.get(self._facts.name)
+        before = {one.type: one for one in known.status.conditions} if known else {}
+        ready, reason, message = self._ready
+        wanted = [(kind, False, f"KubeletHas{_SUFFICIENT[kind]}", "") for kind in _PRESSURES]
+        wanted.append(("Ready", ready, reason, message))
+        conditions = []
+        for kind, holds, why, text in wanted:
+            status = "True" if holds else "False"
+            last = before.get(kind)
+            since = last.last_transition_time if last is not None and last.status == status else None
+            conditions.append(
+                {
+                    "type": kind,
+                    "status": status,
+                    "reason": why,
+                    "message": text or f"the node agent sees no {kind}",
+                    "lastHeartbeatTime": now,
+                    "lastTransitionTime": since or now,
+                }
+            )
+        return conditions
+
+
+_SUFFICIENT = {"MemoryPressure": "SufficientMemory", "DiskPressure": "NoDiskPressure", "PIDPressure": "SufficientPID"}
+
+
+def _line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    except OSError:
+        return "Linux"

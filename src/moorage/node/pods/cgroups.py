@@ -1,0 +1,122 @@
+"""Control groups of pods, where the machine has them.
+
+Owns: `kubepods/<node>/pod<uid>/<container>` in every usable hierarchy, v1 or v2, and the limits in it.
+May not touch: processes. A machine without cgroups runs pods without limits; that is said once in the log.
+Start reading at: `Cgroups.prepare`.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from moorage.host import mountinfo
+from moorage.kube.objects.core import Container, Pod
+from moorage.kube.quantity import BadQuantity, Quantity
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+_V1 = ("memory", "cpu", "cpuacct", "pids", "blkio", "freezer")
+_PERIOD_US = 100_000
+
+
+class Cgroups:
+    """The control groups of one agent."""
+
+    def __init__(self, node: str, hierarchies: list[tuple[int, Path]] | None = None) -> None:
+        self._node = node
+        self._hierarchies = hierarchies if hierarchies is not None else find_hierarchies()
+        self._has_complained = False
+
+    def prepare(self, pod: Pod) -> None:
+        """Make the pod's groups. They must be there before volumes are published: drivers put I/O limits on them."""
+        for version, root in self._hierarchies:
+            for container in (*pod.spec.init_containers, *pod.spec.containers):
+                directory = self._pod(root, pod.uid) / container.name
+                try:
+                    directory.mkdir(parents=True, exist_ok=True)
+                    if version == 2:
+                        self._enable(root, directory)
+                    _limit(version, root.name, directory, container)
+                except (OSError, BadQuantity) as error:
+                    self._complain(directory, error)
+
+    def of(self, uid: str, container: str) -> list[str]:
+        """The directories whose groups a container's processes belong to."""
+        found = [self._pod(root, uid) / container for _, root in self._hierarchies]
+        return [str(directory) for directory in found if directory.is_dir()]
+
+    def was_out_of_memory(self, uid: str, container: str) -> bool:
+        """Whether the kernel has killed something of this container for want of memory."""
+        for version, root in self._hierarchies:
+            directory = self._pod(root, uid) / container
+            name = "memory.events" if version == 2 else "memory.oom_control"
+            with contextlib.suppress(OSError):
+                for line in (directory / name).read_text().splitlines():
+                    key, _, value = line.partition(" ")
+                    if key == "oom_kill" and value.strip() not in ("", "0"):
+                        return True
+        return False
+
+    def remove(self, uid: str) -> None:
+        """Remove the pod's groups; one that still holds a process is left and said so."""
+        for _, root in self._hierarchies:
+            pod = self._pod(root, uid)
+            if not pod.is_dir():
+                continue
+            for directory in sorted((p for p in pod.rglob("*") if p.is_dir()), reverse=True):
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+            try:
+                pod.rmdir()
+            except OSError as error:
+                log.debug("cgroup is left behind", path=str(pod), reason=str(error))
+
+    def remove_own(self) -> None:
+        """Remove the agent's level, if no pod is left in it."""
+        for _, root in self._hierarchies:
+            for directory in (root / "kubepods" / self._node, root / "kubepods"):
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+
+    def _pod(self, root: Path, uid: str) -> Path:
+        return root / "kubepods" / self._node / f"pod{uid}"
+
+    def _enable(self, root: Path, directory: Path) -> None:
+        available = set((root / "cgroup.controllers").read_text().split()) & {"memory", "cpu", "pids", "io"}
+        for level in reversed(directory.relative_to(root).parents):
+            control = root / level / "cgroup.subtree_control"
+            missing = available - set(control.read_text().split())
+            if missing:
+                control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
+
+    def _complain(self, directory: Path, error: Exception) -> None:
+        if not self._has_complained:
+            log.warning("pods run without some limits", path=str(directory), reason=str(error))
+            self._has_complained = True
+
+
+def find_hierarchies() -> list[tuple[int, Path]]:
+    """Version and directory of each hierarchy that can be used."""
+    found: list[tuple[int, Path]] = []
+    for mount in mountinfo.mounts():
+        path = Path(mount.target)
+        if mount.fstype == "cgroup2" and (path / "cgroup.controllers").is_file():
+            if (path / "cgroup.controllers").read_text().split():
+                found.append((2, path))
+        elif mount.fstype == "cgroup" and path.name in _V1 and os.access(path, os.W_OK):
+            found.append((1, path))
+    return found
+
+
+def _limit(version: int, controller: str, directory: Path, container: Container) -> None:
+    limits = container.resources.limits
+    memory = Quantity.parse(limits["memory"]).value if "memory" in limits else None
+    cpu = Quantity.parse(limits["cpu"]).milli_value if "cpu" in limits else None
+    if memory and (version == 2 or controller == "memory"):
+        name = "memory.max" if version == 2 else "memory.limit_in_bytes"
+        (directory / name).write_text(str(memory))
+    if cpu and version == 2:
+        (directory / "cpu.max").write_text(f"{cpu * _PERIOD_US // 1000} {_PERIOD_US}")
+    elif cpu and controller == "cpu":
+        (directory / "cpu.cfs_quota_us").write_text(str(cpu * _PERIOD_US // 1000))

@@ -1,0 +1,98 @@
+"""What pods leave on disk, and its removal.
+
+Owns: finding containers of an earlier agent, and removing a pod's directory once nothing is mounted in it.
+Start reading at: `find_containers`, `remove_pod_directory`.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from moorage.host import mountinfo, mounts
+from moorage.log import get_logger
+from moorage.node.layout import Layout, PodUid
+from moorage.node.pods.runtime import Container
+from moorage.node.removal import MountInTheWay, remove_empty, remove_empty_tree, remove_tree
+from moorage.node.volumes import metadata
+
+log = get_logger(__name__)
+
+
+def find_containers(layout: Layout) -> dict[PodUid, dict[str, list[Container]]]:
+    """Every attempt at every container that is recorded on disk, oldest first."""
+    found: dict[PodUid, dict[str, list[Container]]] = {}
+    if not layout.pods.is_dir():
+        return found
+    for pod in layout.pods.iterdir():
+        by_name = found.setdefault(PodUid(pod.name), {})
+        base = layout.containers_of(pod.name)
+        for container in base.iterdir() if base.is_dir() else ():
+            attempts = sorted((int(one.name), one) for one in container.iterdir() if one.name.isdigit())
+            by_name[container.name] = [
+                Container(pod.name, container.name, number, directory, Path(spec_of(directory).get("log", "")))
+                for number, directory in attempts
+            ]
+    return found
+
+
+def spec_of(directory: Path) -> dict[str, Any]:
+    """The specification of an attempt, as far as it was written."""
+    try:
+        found = json.loads((directory / "spec.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def remove_attempt(container: Container) -> None:
+    """Remove an old attempt with its log."""
+    remove_tree(container.directory)
+    if container.log.name:
+        container.log.unlink(missing_ok=True)
+        Path(f"{container.log}.1").unlink(missing_ok=True)
+
+
+def remove_pod_directory(layout: Layout, uid: PodUid) -> None:
+    """Remove what a pod left. Volumes must be unmounted by now: below `volumes` only empty directories are removed,
+    and anything else found there, or mounted anywhere below, is an error that leaves it in place."""
+    pod = layout.pod(uid)
+    if not pod.is_dir():
+        return
+    _release_unreadable(layout, uid)
+    mounted = mountinfo.mounts_below(pod)
+    if mounted:
+        raise MountInTheWay(mounted[0].target)
+    remove_empty_tree(layout.volumes_of(uid))
+    remove_empty_tree(layout.devices_of(uid))
+    remove_empty_tree(layout.subpaths_of(uid))
+    remove_tree(layout.containers_of(uid))
+    for left in pod.iterdir():  # directories of other tools, such as `plugins` and `etc-hosts` of a kubelet
+        if left.name == "plugins":
+            remove_empty_tree(left)
+    remove_empty(pod)
+
+
+def remove_logs(layout: Layout, uid: PodUid) -> None:
+    if layout.logs.is_dir():
+        for directory in layout.logs.iterdir():
+            if directory.name.endswith(f"_{uid}"):
+                remove_tree(directory)
+
+
+def _release_unreadable(layout: Layout, uid: PodUid) -> None:
+    """A CSI volume whose data was lost cannot be given back to its driver: one plain attempt to unmount it."""
+    base = layout.volumes_of(uid) / "kubernetes.io~csi"
+    for directory in base.iterdir() if base.is_dir() else ():
+        try:
+            if metadata.read(directory) is not None:
+                continue
+        except metadata.UnreadableVolumeData as error:
+            log.warning("volume without usable data is unmounted by force", path=str(directory), reason=str(error))
+        target = directory / "mount"
+        if mountinfo.mount_at(target) is not None:
+            mounts.unmount(target)
+        if os.path.isdir(target):
+            remove_empty(target)
+        metadata.remove(directory)
+        remove_empty(directory)

@@ -1,0 +1,125 @@
+"""All pods of this node: one worker each, woken when something about its pod changed.
+
+Owns: the workers and their tasks, and taking up what an earlier agent left.
+Decides nothing: see `worker.py` and `lifecycle.py`. Start reading at: `PodManager.run`.
+"""
+
+import asyncio
+
+from moorage.kube.objects.core import Pod
+from moorage.log import get_logger
+from moorage.node.layout import PodUid
+from moorage.node.pods.housekeeping import find_containers
+from moorage.node.pods.runtime import Container
+from moorage.node.pods.worker import PodWorker, Tools
+
+log = get_logger(__name__)
+
+
+class PodManager:
+    """Workers by pod UID."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self.workers: dict[PodUid, PodWorker] = {}
+        self._tasks: dict[PodUid, asyncio.Task[None]] = {}
+        self._new: asyncio.Queue[PodWorker] = asyncio.Queue()
+        self._has_begun = False
+
+    def recover(self) -> None:
+        """Take up containers that run or ended while no agent was there; their volumes are held."""
+        for uid, by_name in find_containers(self._tools.layout).items():
+            worker = self._worker(uid)
+            worker.containers = by_name
+            for attempts in by_name.values():
+                for container in attempts:
+                    self._tools.runtime.find(container)
+            if any(one.is_running for attempts in by_name.values() for one in attempts):
+                self._tools.volumes.hold(uid)
+
+    def begin(self) -> None:
+        """The pod list is complete: what was found on disk and is not in it belongs to nobody."""
+        self._has_begun = True
+        for worker in self.workers.values():
+            if worker.pod is None:
+                worker.is_gone = True
+                log.info("pod directory without a pod", uid=worker.uid)
+            self._new.put_nowait(worker)
+
+    def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        """Told by the informer. An object made anew under the same name is another pod."""
+        pod = new or old
+        if pod is None:
+            return
+        uid = PodUid(pod.uid)
+        is_new = uid not in self.workers
+        if is_new and new is None:
+            return
+        worker = self._worker(uid)
+        worker.pod = pod
+        worker.is_gone = new is None
+        if is_new and self._has_begun:
+            self._new.put_nowait(worker)
+        worker.wake()
+
+    def container_ended(self, container: Container) -> None:
+        worker = self.workers.get(PodUid(container.uid))
+        if worker is not None:
+            worker.wake()
+
+    def volumes_moved(self, uid: PodUid) -> None:
+        worker = self.workers.get(uid)
+        if worker is not None:
+            worker.wake()
+
+    def find(self, namespace: str, name: str, uid: str = "") -> PodWorker | None:
+        """The worker of a pod by its name."""
+        for worker in self.workers.values():
+            pod = worker.pod
+            if pod is not None and (pod.namespace, pod.name) == (namespace, name) and uid in ("", pod.uid):
+                return worker
+        return None
+
+    async def run(self) -> None:
+        """Until cancelled; containers go on then."""
+        try:
+            while True:
+                worker = await self._new.get()
+                task = asyncio.create_task(self._attend(worker), name=f"pod {worker.uid}")
+                self._tasks[worker.uid] = task
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop every pod and unmount its volumes, leaving the objects alone; False when time ran out."""
+        for worker in self.workers.values():
+            worker.is_draining = True
+            worker.wake()
+        tasks = [task for task in self._tasks.values() if not task.done()]
+        if not tasks:
+            return True
+        _, late = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in late:
+            log.warning("pod was not stopped in time", task=task.get_name())
+        return not late
+
+    def _worker(self, uid: PodUid) -> PodWorker:
+        worker = self.workers.get(uid)
+        if worker is None:
+            worker = self.workers[uid] = PodWorker(self._tools, uid)
+        return worker
+
+    async def _attend(self, worker: PodWorker) -> None:
+        while True:
+            try:
+                await worker.run()
+                break
+            except Exception:
+                log.exception("pod worker failed; it goes on", uid=worker.uid)
+                await asyncio.sleep(5)
+        if not worker.is_draining:
+            self.workers.pop(worker.uid, None)
+            self._tasks.pop(worker.uid, None)

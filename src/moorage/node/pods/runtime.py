@@ -1,0 +1,279 @@
+"""The agent's side of containers: starting, finding again, signalling, entering, and hearing of their end.
+
+Owns: the zygote process, and a `Container` for every attempt at running one.
+May not touch: the API, volumes; a specification says everything.
+Start reading at: `Runtime.start`, `Runtime.find`.
+"""
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moorage.errors import MoorageError
+from moorage.log import get_logger
+from moorage.node.pods.shim import start_ticks
+
+log = get_logger(__name__)
+
+_START_TIMEOUT_S = 30.0
+
+
+class ContainerFailed(MoorageError):
+    """A container could not be started, and why."""
+
+
+@dataclass(slots=True)
+class Container:
+    """One attempt at running a container."""
+
+    uid: str
+    name: str
+    attempt: int
+    directory: Path
+    log: Path
+    state: dict[str, Any] = field(default_factory=dict)
+    pidfd: int = -1
+
+    @property
+    def is_running(self) -> bool:
+        return self.pidfd >= 0
+
+    @property
+    def is_ended(self) -> bool:
+        return "exit_code" in self.state
+
+    @property
+    def id(self) -> str:
+        return f"{self.uid}-{self.name}-{self.attempt}"
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.state.get("exit_code", 137))
+
+
+class Runtime:
+    """Containers of one agent."""
+
+    def __init__(self, on_end: Callable[[Container], None]) -> None:
+        self._on_end = on_end
+        self._socket: socket.socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._followed: dict[int, Container] = {}
+
+    async def start(self, container: Container, spec: Mapping[str, Any]) -> None:
+        """Run a container; returns when its program has been executed, or raises ContainerFailed."""
+        container.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        container.log.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        scratch = container.directory / "root"
+        scratch.mkdir(exist_ok=True)
+        state = container.directory / "state.json"
+        document = {**spec, "state": str(state), "log": str(container.log), "scratch": str(scratch)}
+        path = container.directory / "spec.json"
+        path.write_text(json.dumps(document))
+        path.chmod(0o600)  # environment variables may be secret
+        reply = await self._ask({"op": "run", "spec": str(path)}, [])
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                answer = await reply.line()
+        except TimeoutError:
+            raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
+        finally:
+            reply.close()
+        container.state = read_state(container.directory)
+        if "error" in answer or not answer:
+            raise ContainerFailed(str(answer.get("error") or "the process that starts containers went away"))
+        self._follow(container)
+
+    def find(self, container: Container) -> None:
+        """Take up a container that an earlier agent started: follow it if it runs, read how it ended if not."""
+        container.state = read_state(container.directory)
+        if not container.is_ended:
+            self._follow(container)
+
+    def stop(self, container: Container) -> None:
+        """Ask the container to end."""
+        self._signal(container, signal.SIGUSR1)
+
+    def kill(self, container: Container) -> None:
+        self._signal(container, signal.SIGUSR2)
+
+    async def enter(self, container: Container, request: Mapping[str, Any], streams: Sequence[int]) -> "Reply":
+        """Run a program inside; the reply gives its pid and later its exit code."""
+        if not container.is_running:
+            raise ContainerFailed(f"container {container.name} is not running")
+        return await self._ask({**request, "op": "exec", "pid": container.state["pid"]}, list(streams))
+
+    async def close(self) -> None:
+        """End the zygote; containers go on."""
+        loop = asyncio.get_running_loop()
+        for pidfd in list(self._followed):
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._followed.clear()
+        await self._end_zygote()
+
+    async def _end_zygote(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(2):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+            self._process = None
+
+    def _signal(self, container: Container, number: signal.Signals) -> None:
+        if container.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(container.pidfd, number)
+
+    def _follow(self, container: Container) -> None:
+        pid, ticks = int(container.state.get("shim", 0)), container.state.get("shim_start")
+        try:
+            pidfd = os.pidfd_open(pid) if pid else -1
+        except ProcessLookupError:
+            pidfd = -1
+        if pidfd >= 0 and not _is_same(pid, ticks):
+            os.close(pidfd)
+            pidfd = -1
+        if pidfd < 0:
+            self._ended(container)
+            return
+        container.pidfd = pidfd
+        self._followed[pidfd] = container
+        asyncio.get_running_loop().add_reader(pidfd, self._heard_end, pidfd)
+
+    def _heard_end(self, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        container = self._followed.pop(pidfd)
+        os.close(pidfd)
+        container.pidfd = -1
+        container.state = read_state(container.directory)
+        self._ended(container)
+
+    def _ended(self, container: Container) -> None:
+        if not container.is_ended:  # the shim was killed, and the container with it
+            container.state |= {"exit_code": 137, "signal": 9, "reason": "ContainerStatusUnknown"}
+            write_state(container.directory, container.state)
+        self._on_end(container)
+
+    async def _ask(self, request: Mapping[str, Any], streams: list[int]) -> "Reply":
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        try:
+            for attempt in (1, 2):
+                control = await self._zygote()
+                try:
+                    _send(control, json.dumps(request).encode(), [*streams, write])
+                    break
+                except OSError as error:
+                    if attempt == 2:
+                        raise ContainerFailed(
+                            f"the process that starts containers cannot be reached: {error}"
+                        ) from error
+                    await self._end_zygote()
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        return Reply(read)
+
+    async def _zygote(self) -> socket.socket:
+        async with self._starting:
+            if self._socket is not None and self._process is not None and self._process.returncode is None:
+                return self._socket
+            await self._end_zygote()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            script = str(Path(__file__).with_name("zygote.py"))
+            arguments = ("-I", "-S", "-B", script, str(theirs.fileno()))
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=False,
+                )
+            finally:
+                theirs.close()
+            self._socket = ours
+            return ours
+
+
+class Reply:
+    """Lines of JSON from a forked process; `{}` when it has no more to say."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = b""
+        self._is_over = False
+
+    async def line(self) -> dict[str, Any]:
+        while b"\n" not in self._buffer and not self._is_over:
+            await self._more()
+        text, _, self._buffer = self._buffer.partition(b"\n")
+        return dict(json.loads(text)) if text else {}
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    async def _more(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._fd, _resolve, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(self._fd)
+        data = os.read(self._fd, 65536)
+        self._buffer += data
+        self._is_over = not data
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((directory / "state.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def write_state(directory: Path, state: Mapping[str, Any]) -> None:
+    if not directory.is_dir():
+        return
+    temporary = directory / "state.json.agent"
+    temporary.write_text(json.dumps(dict(state)))
+    os.replace(temporary, directory / "state.json")
+
+
+def _resolve(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _is_same(pid: int, ticks: Any) -> bool:
+    try:
+        return bool(start_ticks(pid) == ticks)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _send(control: socket.socket, data: bytes, fds: list[int]) -> None:
+    rights = array.array("i", fds).tobytes()
+    control.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])

@@ -1,0 +1,200 @@
+"""A container's specification for the runtime, from the pod and its mounted volumes.
+
+Owns: environment, arguments, identity, mounts and devices of a container.
+Start reading at: `SpecMaker.make`.
+"""
+
+import base64
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moorage.errors import MoorageError
+from moorage.kube.objects.core import ConfigMap, Container, Pod, PodSecurityContext, Secret, VolumeMount
+from moorage.node import fields
+from moorage.node.layout import Layout, PodUid
+from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.plain import PlainBody
+from moorage.node.volumes.run import VolumeManager
+from moorage.node.volumes.world import CsiSource, PlainSource, Use
+
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.\-][A-Za-z0-9_.\-]*)\)")
+
+
+class BadContainer(MoorageError):
+    """A container that cannot be made from what the pod says; `reason` is shown in its status."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """`$(NAME)` is replaced where NAME is known, `$$` is a dollar."""
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        return values.get(match[1], match[0])
+
+    return _REFERENCE.sub(replaced, text)
+
+
+class SpecMaker:
+    """Makes specifications for one node."""
+
+    def __init__(
+        self, layout: Layout, fetch: Fetch, volumes: VolumeManager, hide: tuple[str, ...], host_ip: str
+    ) -> None:
+        self._layout = layout
+        self._fetch = fetch
+        self._volumes = volumes
+        self._hide = hide
+        self._host_ip = host_ip
+
+    async def make(self, pod: Pod, container: Container, cgroups: list[str]) -> dict[str, Any]:
+        """Everything the runtime needs; BadContainer says what is wrong."""
+        env = await self.environment(pod, container)
+        argv = [expand(word, env) for word in (*container.command, *container.args)]
+        if not argv:
+            raise BadContainer("CreateContainerError", f"container {container.name}: no command specified")
+        security = container.security_context or {}
+        privileged = bool(security.get("privileged"))
+        mounts = [self._mount(pod, container, one, env, privileged) for one in container.volume_mounts]
+        mounts.sort(key=lambda one: str(one["target"]).rstrip("/").count("/"))
+        return {
+            "argv": argv,
+            "env": env,
+            "cwd": container.working_dir,
+            "hostname": pod.spec.hostname or pod.name,
+            "mounts": mounts,
+            "devices": self._devices(pod, container),
+            "hide": list(self._hide),
+            "cgroups": cgroups,
+            "privileged": privileged,
+            "read_only_root": bool(security.get("readOnlyRootFilesystem")),
+            "no_new_privileges": security.get("allowPrivilegeEscalation") is False,
+            "host_pid": pod.spec.host_pid,
+            "host_ipc": pod.spec.host_ipc,
+            **identity(pod.spec.security_context, security, container.name),
+        }
+
+    async def environment(self, pod: Pod, container: Container) -> dict[str, str]:
+        env: dict[str, str] = {"HOSTNAME": pod.spec.hostname or pod.name}
+        for source in container.env_from:
+            prefix = str(source.get("prefix") or "")
+            for key, value in (await self._bulk(pod, source)).items():
+                env[prefix + key] = value
+        for one in container.env:
+            name = str(one.get("name") or "")
+            held = one.get("valueFrom")
+            if held:
+                found = await self._value_from(pod, container, held)
+                if found is not None:
+                    env[name] = found
+            else:
+                env[name] = expand(str(one.get("value") or ""), env)
+        return env
+
+    def _mount(
+        self, pod: Pod, container: Container, mount: VolumeMount, env: Mapping[str, str], privileged: bool
+    ) -> dict[str, Any]:
+        use = self._volumes.use_named(PodUid(pod.uid), mount.name)
+        if use is None:
+            raise BadContainer("CreateContainerConfigError", f"volume {mount.name} is not there")
+        propagation = mount.mount_propagation or "None"
+        if propagation == "Bidirectional" and not privileged:
+            raise BadContainer(
+                "CreateContainerError", f"volume {mount.name}: Bidirectional is only for privileged containers"
+            )
+        sub_path = expand(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path
+        if sub_path.startswith("/") or ".." in sub_path.split("/"):
+            raise BadContainer(
+                "CreateContainerConfigError", f"volume {mount.name}: subPath {sub_path!r} is not allowed"
+            )
+        return {
+            "source": str(self.path_of(use)),
+            "target": "/" + mount.mount_path.strip("/"),
+            "read_only": mount.read_only,
+            "sub_path": sub_path,
+            "propagation": propagation,
+        }
+
+    def path_of(self, use: Use) -> Path:
+        """Where a volume is on the host."""
+        source = use.source
+        if isinstance(source, CsiSource):
+            return self._layout.publish_target(use.pod.uid, source.spec_name)
+        assert isinstance(source, PlainSource)
+        body: PlainBody = source.body
+        if body.volume.host_path is not None:
+            return Path(body.volume.host_path.path)
+        return self._layout.plain_volume(use.pod.uid, source.plugin, source.spec_name)
+
+    def _devices(self, pod: Pod, container: Container) -> list[dict[str, Any]]:
+        found = []
+        for one in container.volume_devices:
+            use = self._volumes.use_named(PodUid(pod.uid), one.name)
+            if use is None or not isinstance(use.source, CsiSource):
+                raise BadContainer("CreateContainerConfigError", f"volume {one.name} is not there")
+            status = os.stat(self._layout.block_map(use.source.spec_name, use.pod.uid))
+            found.append(
+                {"path": one.device_path, "number": status.st_rdev, "read_only": use.read_only, "gid": use.fs_group}
+            )
+        return found
+
+    async def _bulk(self, pod: Pod, source: Mapping[str, Any]) -> dict[str, str]:
+        for key, kind in (("configMapRef", ConfigMap), ("secretRef", Secret)):
+            reference = source.get(key)
+            if reference:
+                return await self._data(pod, kind, str(reference.get("name")), bool(reference.get("optional")))
+        return {}
+
+    async def _value_from(self, pod: Pod, container: Container, held: Mapping[str, Any]) -> str | None:
+        if held.get("fieldRef"):
+            return fields.field_of(pod, str(held["fieldRef"].get("fieldPath")), self._host_ip)
+        if held.get("resourceFieldRef"):
+            return fields.resource_of(pod, held["resourceFieldRef"], container)
+        for key, kind in (("configMapKeyRef", ConfigMap), ("secretKeyRef", Secret)):
+            reference = held.get(key)
+            if reference:
+                optional = bool(reference.get("optional"))
+                data = await self._data(pod, kind, str(reference.get("name")), optional)
+                name = str(reference.get("key"))
+                if name not in data and not optional:
+                    raise BadContainer(
+                        "CreateContainerConfigError",
+                        f"couldn't find key {name} in {kind.__name__} {pod.namespace}/{reference.get('name')}",
+                    )
+                return data.get(name)
+        return None
+
+    async def _data(self, pod: Pod, kind: type[ConfigMap] | type[Secret], name: str, optional: bool) -> dict[str, str]:
+        found = await self._fetch.shared(kind, name, pod.namespace)
+        if found is None:
+            if optional:
+                return {}
+            shown = kind.__name__.lower()
+            raise BadContainer("CreateContainerConfigError", f'{shown} "{name}" not found')
+        if kind is Secret:
+            return {key: base64.b64decode(value).decode(errors="replace") for key, value in found.data.items()}
+        return dict(found.data)
+
+
+def identity(pod: PodSecurityContext | None, container: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """User and groups; the container's word counts before the pod's."""
+    uid = container.get("runAsUser", pod.run_as_user if pod else None)
+    gid = container.get("runAsGroup", pod.run_as_group if pod else None)
+    groups = list(pod.supplemental_groups) if pod else []
+    if pod is not None and pod.fs_group is not None:
+        groups.append(pod.fs_group)
+    must_not_be_root = container.get("runAsNonRoot", pod.run_as_non_root if pod else None)
+    if must_not_be_root and not uid:
+        raise BadContainer(
+            "CreateContainerConfigError", f"container {name} has runAsNonRoot and its image would run as root"
+        )
+    return {"uid": int(uid or 0), "gid": int(gid or 0), "groups": sorted({int(gid or 0), *groups})}

@@ -1,0 +1,89 @@
+"""Writing pod.status: the newest one wins, nobody waits for it.
+
+Owns: one patch at a time per pod, repeated until the server has taken the newest status.
+Start reading at: `StatusWriter.put`.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from moorage.kube.client import Client, PatchType
+from moorage.kube.errors import Conflict, Invalid, NotFound
+from moorage.kube.objects.core import Pod
+from moorage.kube.queue import WorkQueue
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+_WORKERS = 16
+
+
+@dataclass(slots=True)
+class _Entry:
+    namespace: str
+    name: str
+    wanted: dict[str, Any]
+    written: dict[str, Any] | None = None
+    settled: asyncio.Event | None = None
+
+
+class StatusWriter:
+    """Statuses on their way to the API server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._entries: dict[str, _Entry] = {}
+        self._queue: WorkQueue[str] = WorkQueue("pod-status", start_s=0.1, max_s=30.0)
+
+    def put(self, pod: Pod, status: dict[str, Any]) -> None:
+        """Write this status soon."""
+        entry = self._entries.get(pod.uid)
+        if entry is None:
+            entry = self._entries[pod.uid] = _Entry(pod.namespace, pod.name, status)
+        entry.wanted = status
+        if entry.written != status:
+            self._queue.add(pod.uid)
+
+    def last(self, uid: str) -> dict[str, Any] | None:
+        entry = self._entries.get(uid)
+        return entry.wanted if entry else None
+
+    async def flush(self, uid: str) -> None:
+        """Return when the newest status of a pod is at the server, or the pod is gone."""
+        entry = self._entries.get(uid)
+        if entry is None or entry.written == entry.wanted:
+            return
+        entry.settled = entry.settled or asyncio.Event()
+        self._queue.add(uid)
+        await entry.settled.wait()
+
+    def forget(self, uid: str) -> None:
+        entry = self._entries.pop(uid, None)
+        if entry is not None and entry.settled is not None:
+            entry.settled.set()
+
+    async def run(self) -> None:
+        await self._queue.run(self._write, workers=_WORKERS)
+
+    async def _write(self, uid: str) -> None:
+        entry = self._entries.get(uid)
+        if entry is None:
+            return
+        status = entry.wanted
+        if entry.written != status:
+            patch = {"metadata": {"uid": uid}, "status": status}
+            try:
+                await self._client.patch(
+                    Pod, entry.name, patch, entry.namespace, how=PatchType.STRATEGIC, subresource="status"
+                )
+            except (NotFound, Conflict) as gone:
+                log.debug("pod is gone or was made anew", pod=entry.name, reason=str(gone))
+            except Invalid as error:
+                log.error("pod status was refused", pod=entry.name, reason=str(error))
+            entry.written = status
+        if entry.wanted == entry.written and entry.settled is not None:
+            entry.settled.set()
+            entry.settled = None
+        elif entry.wanted != entry.written:
+            self._queue.add(uid)

@@ -1,0 +1,357 @@
+"""One pod on this node, from its first sight to its last trace.
+
+Owns: the pod's containers and the order of its end: processes, then volumes, then directories, then the object.
+Start reading at: `PodWorker.run`, `PodWorker.sync`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moorage.errors import MoorageError
+from moorage.kube.client import Client
+from moorage.kube.errors import ApiError, Conflict, NotFound
+from moorage.kube.events import Recorder
+from moorage.kube.objects.core import Container as ContainerSpec
+from moorage.kube.objects.core import Pod
+from moorage.kube.objects.meta import seconds_of
+from moorage.log import get_logger
+from moorage.node.layout import Layout, PodUid
+from moorage.node.pods import housekeeping
+from moorage.node.pods.cgroups import Cgroups
+from moorage.node.pods.lifecycle import (
+    Attempt,
+    Decision,
+    decide,
+    foreign_images,
+    next_streak,
+    status_of,
+    unsupported,
+)
+from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
+from moorage.node.pods.spec import BadContainer, SpecMaker
+from moorage.node.pods.status import StatusWriter
+from moorage.node.volumes.run import VolumeManager
+
+log = get_logger(__name__)
+
+_RETRY_MAX_S = 60.0
+_CONFIG_RETRY_S = 10.0
+_MOUNT_PATIENCE_S = 123.0
+_ORPHAN_GRACE_S = 2.0
+_DEFAULT_GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every worker works with."""
+
+    layout: Layout
+    client: Client
+    volumes: VolumeManager
+    runtime: Runtime
+    specs: SpecMaker
+    cgroups: Cgroups
+    statuses: StatusWriter
+    recorder: Recorder
+    host_ip: str
+    clock: Callable[[], float]
+
+
+class PodWorker:
+    """Brings one pod from what it is to what it should be, each time it is woken."""
+
+    def __init__(self, tools: Tools, uid: PodUid) -> None:
+        self.uid = uid
+        self.pod: Pod | None = None
+        self.is_gone = False  # no object in the API any more
+        self.is_draining = False  # the agent stops and takes its pods with it
+        self.is_done = False
+        self.containers: dict[str, list[Container]] = {}
+        self._tools = tools
+        self._wake = asyncio.Event()
+        self._failures = 0
+        self._first_seen = tools.clock()
+        self._mount_warned_at = self._first_seen
+        self._stop_at: float | None = None  # when what still runs is killed
+        self._over: Decision | None = None
+        self._over_reason = ("", "")
+        self._config_errors: dict[str, tuple[str, str]] = {}
+        self._is_prepared = False
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until the pod has left no trace."""
+        while not self.is_done:
+            self._wake.clear()
+            try:
+                again_s = await self.sync()
+                self._failures = 0
+            except (MoorageError, OSError) as error:
+                self._failures += 1
+                again_s = min(0.5 * 2.0 ** min(self._failures - 1, 10), _RETRY_MAX_S)
+                log.warning("pod is tried again later", pod=self._shown, reason=str(error), seconds=again_s)
+            if self.is_done:
+                return
+            try:
+                async with asyncio.timeout(again_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def sync(self) -> float | None:
+        """One step; returns after how many seconds to come back without being woken."""
+        pod = self.pod
+        if pod is None or self.is_gone or self.is_draining or pod.is_deleting or self._is_over(pod):
+            return await self._terminate()
+        return await self._advance(pod)
+
+    def newest(self, name: str) -> Container | None:
+        attempts = self.containers.get(name)
+        return attempts[-1] if attempts else None
+
+    # Forward.
+
+    async def _advance(self, pod: Pod) -> float | None:
+        if not self._is_prepared:
+            self._prepare(pod)
+        foreign = foreign_images(pod)
+        if foreign:
+            waiting = {name: ("ErrImagePull", text) for name, text in foreign.items()}
+            self._tell(pod, Decision(waiting=waiting))
+            return None
+        tools = self._tools
+        tools.volumes.want(pod)
+        now = tools.clock()
+        attempts = self._attempts()
+        decision = decide(pod, attempts, now)
+        if decision.is_over:
+            self._over = decision
+            return 0.0
+        if not tools.volumes.is_mounted(pod):
+            waiting_phase = decision.phase if attempts else "Pending"
+            self._tell(pod, Decision(phase=waiting_phase, waiting=decision.waiting))
+            return self._mount_patience(pod, now)
+        for name in decision.start:
+            await self._start(pod, name, attempts.get(name))
+        if decision.start:
+            attempts = self._attempts()
+            decision = decide(pod, attempts, tools.clock())
+        held = {name: text for name, text in self._config_errors.items() if name not in attempts}
+        self._tell(pod, Decision((), None, decision.phase, {**decision.waiting, **held}))
+        times = [] if decision.look_again_at is None else [max(0.0, decision.look_again_at - tools.clock())]
+        if held or decision.start:
+            times.append(_CONFIG_RETRY_S)
+        deadline = self._deadline(pod)
+        if deadline is not None:
+            times.append(max(0.05, deadline - tools.clock()))
+        return min(times, default=None)
+
+    def _prepare(self, pod: Pod) -> None:
+        self._is_prepared = True
+        self._tools.cgroups.prepare(pod)
+        for text in unsupported(pod):
+            self._tools.recorder.warning(pod, "Unsupported", text)
+        for text in foreign_images(pod).values():
+            self._tools.recorder.warning(pod, "Failed", f"Failed to pull image: {text}")
+
+    def _mount_patience(self, pod: Pod, now: float) -> float:
+        left = self._mount_warned_at + _MOUNT_PATIENCE_S - now
+        if left <= 0:
+            names = ", ".join(self._tools.volumes.unmounted(pod))
+            text = (
+                f"Unable to attach or mount volumes: unmounted volumes=[{names}]: timed out waiting for the condition"
+            )
+            self._tools.recorder.warning(pod, "FailedMount", text)
+            self._mount_warned_at = now
+            left = _MOUNT_PATIENCE_S
+        return left
+
+    async def _start(self, pod: Pod, name: str, last: Attempt | None) -> None:
+        tools = self._tools
+        spec = _container_named(pod, name)
+        attempts = self.containers.setdefault(name, [])
+        number = attempts[-1].attempt + 1 if attempts else 0
+        try:
+            document = await tools.specs.make(pod, spec, tools.cgroups.of(pod.uid, name))
+        except (BadContainer, ApiError, OSError) as error:
+            reason = error.reason if isinstance(error, BadContainer) else "CreateContainerError"
+            self._config_errors[name] = (reason, str(error))
+            tools.recorder.warning(pod, "Failed", f"Error: {error}")
+            return
+        self._config_errors.pop(name, None)
+        directory = tools.layout.containers_of(pod.uid) / name / str(number)
+        log_file = tools.layout.logs / f"{pod.namespace}_{pod.name}_{pod.uid}" / name / f"{number}.log"
+        container = Container(pod.uid, name, number, directory, log_file)
+        attempts.append(container)
+        owner = {"namespace": pod.namespace, "pod": pod.name, "streak": next_streak(last)}
+        try:
+            await tools.runtime.start(container, {**document, **owner})
+            tools.recorder.normal(pod, "Started", f"Started container {name}")
+        except ContainerFailed as error:
+            now = tools.clock()
+            container.state = {
+                "exit_code": 128,
+                "reason": "StartError",
+                "message": str(error),
+                "started": now,
+                "finished": now,
+                **container.state,
+            }
+            tools.recorder.warning(pod, "Failed", f"Error: failed to start container {name}: {error}")
+        while len(attempts) > 2:
+            housekeeping.remove_attempt(attempts.pop(0))
+
+    # Backward.
+
+    async def _terminate(self) -> float | None:
+        tools, pod = self._tools, self.pod
+        now = tools.clock()
+        running = [one for attempts in self.containers.values() for one in attempts if one.is_running]
+        if running:
+            return self._stop(running, pod, now)
+        if pod is not None and not self.is_gone and not self.is_draining:
+            self._tell(pod, self._final(pod))
+        tools.volumes.release(self.uid)
+        if not tools.volumes.is_unmounted(self.uid):
+            return None
+        if pod is not None and not self.is_gone and not pod.is_deleting:
+            self.is_done = self.is_draining
+            return None
+        if pod is not None and not self.is_gone:
+            await tools.statuses.flush(self.uid)
+        housekeeping.remove_pod_directory(tools.layout, self.uid)
+        housekeeping.remove_logs(tools.layout, self.uid)
+        tools.cgroups.remove(self.uid)
+        if pod is not None and not self.is_gone:
+            try:
+                await tools.client.delete(Pod, pod.name, pod.namespace, uid=pod.uid, grace_s=0)
+            except (NotFound, Conflict) as gone:
+                log.debug("pod object is already gone", pod=self._shown, reason=str(gone))
+        tools.statuses.forget(self.uid)
+        self.is_done = True
+        log.info("pod is gone", pod=self._shown)
+        return None
+
+    def _stop(self, running: list[Container], pod: Pod | None, now: float) -> float:
+        grace_s = self._grace()
+        if self._stop_at is None:
+            self._stop_at = now + grace_s
+            for container in running:
+                self._tools.runtime.stop(container)
+                if pod is not None:
+                    self._tools.recorder.normal(pod, "Killing", f"Stopping container {container.name}")
+            self._tools.volumes.hold(self.uid)
+        self._stop_at = min(self._stop_at, now + grace_s)
+        if now >= self._stop_at:
+            for container in running:
+                self._tools.runtime.kill(container)
+            return 5.0
+        return self._stop_at - now
+
+    def _grace(self) -> float:
+        pod = self.pod
+        if pod is None or self.is_gone:
+            return _ORPHAN_GRACE_S
+        if pod.metadata.deletion_grace_period_seconds is not None:
+            return float(pod.metadata.deletion_grace_period_seconds)
+        asked = pod.spec.termination_grace_period_seconds
+        return float(asked) if asked is not None else _DEFAULT_GRACE_S
+
+    # Judging.
+
+    def _is_over(self, pod: Pod) -> bool:
+        if self._over is not None:
+            return True
+        if pod.status.phase in ("Succeeded", "Failed"):
+            self._over = Decision(phase=pod.status.phase, is_over=True)
+            self._over_reason = (pod.status.reason, pod.status.message)
+            return True
+        deadline = self._deadline(pod)
+        if deadline is not None and self._tools.clock() >= deadline:
+            self._over = Decision(phase="Failed", is_over=True)
+            self._over_reason = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+            return True
+        return False
+
+    def _deadline(self, pod: Pod) -> float | None:
+        if pod.spec.active_deadline_seconds is None:
+            return None
+        return (seconds_of(pod.status.start_time) or self._first_seen) + pod.spec.active_deadline_seconds
+
+    def _final(self, pod: Pod) -> Decision:
+        if self._over is not None:
+            return self._over
+        attempts = self._attempts()
+        codes = [attempts[one.name].exit_code for one in pod.spec.containers if one.name in attempts]
+        all_well = len(codes) == len(pod.spec.containers) and not any(codes)
+        return Decision(phase="Succeeded" if all_well else "Failed", is_over=True)
+
+    def _attempts(self) -> dict[str, Attempt]:
+        found = {}
+        for name, containers in self.containers.items():
+            previous: Attempt | None = None
+            for container in containers[-2:]:
+                previous = self._attempt(container, previous)
+            if previous is not None:
+                found[name] = previous
+        return found
+
+    def _attempt(self, container: Container, previous: Attempt | None) -> Attempt:
+        state: dict[str, Any] = container.state
+        reason = str(state.get("reason") or "")
+        if (
+            not reason
+            and state.get("exit_code") == 137
+            and self._tools.cgroups.was_out_of_memory(self.uid, container.name)
+        ):
+            reason = "OOMKilled"
+        return Attempt(
+            number=container.attempt,
+            is_running=container.is_running,
+            started=float(state.get("started") or 0.0),
+            finished=float(state.get("finished") or state.get("started") or 0.0),
+            exit_code=None if container.is_running else container.exit_code,
+            signal=int(state.get("signal") or 0),
+            reason=reason,
+            message=str(state.get("message") or ""),
+            streak=int(housekeeping.spec_of(container.directory).get("streak") or 0) if not container.is_running else 0,
+            id=container.id,
+            previous=previous,
+        )
+
+    def _tell(self, pod: Pod, decision: Decision) -> None:
+        reason, message = self._over_reason
+        status = status_of(
+            pod,
+            self._attempts(),
+            decision,
+            host_ip=self._tools.host_ip,
+            started_at=self._first_seen,
+            now=self._tools.clock(),
+            reason=reason,
+            message=message,
+        )
+        self._tools.statuses.put(pod, _steady(status, self._tools.statuses.last(pod.uid)))
+
+    @property
+    def _shown(self) -> str:
+        return self.pod.key if self.pod is not None else self.uid
+
+
+def _steady(status: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
+    """Conditions that say what they said before keep their time, whatever the watch has told us so far."""
+    if last is None:
+        return status
+    times = {(one["type"], one["status"]): one["lastTransitionTime"] for one in last["conditions"]}
+    for one in status["conditions"]:
+        one["lastTransitionTime"] = times.get((one["type"], one["status"]), one["lastTransitionTime"])
+    status["startTime"] = last["startTime"]
+    return status
+
+
+def _container_named(pod: Pod, name: str) -> ContainerSpec:
+    return next(one for one in (*pod.spec.init_containers, *pod.spec.containers) if one.name == name)

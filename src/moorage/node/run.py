@@ -1,0 +1,260 @@
+"""The node agent, put together.
+
+Owns: which parts there are, in which order they start, what happens when the agent is asked to stop.
+Decides nothing. Open it first.
+Start reading at: `run`.
+
+Order matters at the start: disk first (nothing mounted is forgotten), then the API (nothing wanted is unmounted), then
+work.
+"""
+
+import asyncio
+import fcntl
+import os
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorage.errors import MoorageError, UsageError
+from moorage.kube.client import Client
+from moorage.kube.config import ApiConfig
+from moorage.kube.events import Recorder
+from moorage.kube.informer import Informers
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.meta import ObjectReference
+from moorage.kube.objects.storage import CSIDriver
+from moorage.log import get_logger
+from moorage.node.layout import Layout
+from moorage.node.nodeobject import NodeFacts, NodeObject
+from moorage.node.plugins.manager import PluginManager
+from moorage.node.plugins.publish import NodeDrivers
+from moorage.node.plugins.registry import CALL_TIMEOUT_S, Registry
+from moorage.node.pods.cgroups import Cgroups
+from moorage.node.pods.run import PodManager
+from moorage.node.pods.runtime import Runtime
+from moorage.node.pods.spec import SpecMaker
+from moorage.node.pods.status import StatusWriter
+from moorage.node.pods.worker import Tools
+from moorage.node.serve.run import Endpoint
+from moorage.node.volumes.block import BlockMounter
+from moorage.node.volumes.csi import FilesystemMounter
+from moorage.node.volumes.execute import Executor
+from moorage.node.volumes.expand import Grower
+from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.plain import PlainMounter
+from moorage.node.volumes.run import VolumeManager
+from moorage.node.volumes.sources import Sources
+from moorage.node.volumes.stats import VolumeStats
+from moorage.node.volumes.world import Action, CsiSource, Mount, Outcome, Use
+
+log = get_logger(__name__)
+
+KEEP, DRAIN, REMOVE = "keep", "drain", "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """Everything that distinguishes one agent from another on the same machine."""
+
+    node_name: str
+    root: Path
+    api: ApiConfig
+    address: str = "127.0.0.1"
+    port: int = 0
+    client_ca: Path | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    hide: tuple[str, ...] = ()
+    on_stop: str = KEEP
+    drain_timeout_s: float = 60.0
+    sync_s: float = 60.0
+    call_timeout_s: float = CALL_TIMEOUT_S
+
+
+class Agent:
+    """The parts of one agent, wired; `run` starts them."""
+
+    def __init__(self, config: AgentConfig, client: Client, informers: Informers, recorder: Recorder) -> None:
+        self.config = config
+        self.client = client
+        self.layout = Layout(config.root)
+        self.recorder = recorder
+        self.nodes = informers.of(Node, fields=f"metadata.name={config.node_name}")
+        self.drivers = informers.of(CSIDriver)
+        self.claims = informers.of(PersistentVolumeClaim)
+        self.pvs = informers.of(PersistentVolume)
+        self.pods_informer = informers.of(Pod, fields=f"spec.nodeName={config.node_name}")
+        self.registry = Registry(call_timeout_s=config.call_timeout_s)
+        self.fetch = Fetch(client, config.node_name, self.drivers)
+        self.volumes = self._volume_manager()
+        self.runtime = Runtime(lambda container: self.pods.container_ended(container))
+        self.statuses = StatusWriter(client)
+        self.pods = self._pod_manager()
+        self.stats = VolumeStats(self.layout, self.registry, self.volumes)
+        self.endpoint = Endpoint(self.pods, self.runtime, self.stats, config, client)
+
+    def _volume_manager(self) -> VolumeManager:
+        layout, node, registry, fetch = self.layout, self.config.node_name, self.registry, self.fetch
+        executor = Executor(
+            FilesystemMounter(layout, node, registry, fetch, self._ownership_progress),
+            BlockMounter(layout, node, registry, fetch),
+            PlainMounter(layout, fetch),
+            Grower(layout, self.client, registry, fetch, self.claims, self.recorder),
+        )
+        sources = Sources(self.claims, self.pvs, self.drivers, self.nodes, node)
+        return VolumeManager(layout, sources, executor, sync_s=self.config.sync_s, on_failure=self._volume_failed)
+
+    def _pod_manager(self) -> PodManager:
+        hide = (str(self.layout.root), *self.config.hide)
+        tools = Tools(
+            layout=self.layout,
+            client=self.client,
+            volumes=self.volumes,
+            runtime=self.runtime,
+            specs=SpecMaker(self.layout, self.fetch, self.volumes, hide, self.config.address),
+            cgroups=Cgroups(self.config.node_name),
+            statuses=self.statuses,
+            recorder=self.recorder,
+            host_ip=self.config.address,
+            clock=time.time,
+        )
+        return PodManager(tools)
+
+    def _volume_failed(self, action: Action, outcome: Outcome) -> None:
+        if not isinstance(action, Mount):
+            return
+        use = action.use
+        step = {"device": "MountVolume.MountDevice", "expand": "MountVolume.NodeExpandVolume"}.get(
+            outcome.step, "MountVolume.SetUp"
+        )
+        name = use.source.spec_name
+        self.recorder.warning(_reference(use), "FailedMount", f'{step} failed for volume "{name}" : {outcome.message}')
+
+    def _ownership_progress(self, use: Use, count: int) -> None:
+        assert isinstance(use.source, CsiSource)
+        text = f"Setting volume ownership for {use.source.spec_name}: {count} entries so far"
+        self.recorder.normal(_reference(use), "VolumePermissionChangeInProgress", text)
+
+    def subscribe(self) -> None:
+        """Word of every change goes to who needs it."""
+        self.volumes.on_moved = self.pods.volumes_moved
+        self.registry.subscribe(self.volumes.plugin_changed)
+        self.nodes.subscribe(self.volumes.node_changed)
+        self.drivers.subscribe(self.volumes.driver_changed)
+        self.claims.subscribe(self.volumes.claim_changed)
+        self.pvs.subscribe(self.volumes.volume_changed)
+        self.pods_informer.subscribe(self.pods.pod_changed)
+
+
+async def run(config: AgentConfig, stop: asyncio.Event) -> None:
+    """Run one agent until `stop` is set; raise when it cannot run at all."""
+    lock = prepare_root(config.root)
+    try:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(Client(config.api, identity="moorage-node"))
+            informers = Informers(client)
+            recorder = await stack.enter_async_context(Recorder(client, "kubelet", config.node_name))
+            agent = Agent(config, client, informers, recorder)
+            started = time.monotonic()
+            agent.volumes.reconstruct()
+            agent.pods.recover()
+            log.info("disk read", volumes=len(agent.volumes.world.actual), seconds=time.monotonic() - started)
+            stack.push_async_callback(agent.runtime.close)
+            await stack.enter_async_context(agent.endpoint)
+            await _serve(agent, informers, stop)
+    finally:
+        os.close(lock)
+
+
+async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> None:
+    config = agent.config
+    facts = NodeFacts(config.node_name, config.root, config.address, agent.endpoint.port, config.labels)
+    node = NodeObject(agent.client, facts, agent.nodes, agent.volumes.world.in_use, agent.volumes.in_use_changed)
+    published = NodeDrivers(agent.client, config.node_name)
+    plugins = PluginManager(
+        agent.layout.registry, agent.registry, published, refresh_period_s=lambda name: _refresh_period(agent, name)
+    )
+    agent.drivers.subscribe(lambda _old, _new: plugins.reconsider())
+    await _patiently("node cannot be registered yet", node.register, stop)
+    await _patiently("CSINode cannot be made yet", published.ensure_csi_node, stop)
+    if stop.is_set():
+        return
+    async with informers, asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(node.run(), name="node-object"),
+            tasks.create_task(plugins.run(), name="plugins"),
+            tasks.create_task(agent.volumes.run(), name="volumes"),
+            tasks.create_task(agent.statuses.run(), name="pod-statuses"),
+        ]
+        agent.subscribe()
+        await informers.wait_synced()
+        node.start_reporting_use()
+        agent.pods.begin()
+        running.append(tasks.create_task(agent.pods.run(), name="pods"))
+        await asyncio.sleep(0)  # every worker says what it wants before anything is unmounted
+        await _first_wishes(agent)
+        agent.volumes.begin()
+        node.set_ready(True)
+        log.info("agent is ready", node=config.node_name, root=str(config.root), port=agent.endpoint.port)
+        await stop.wait()
+        if config.on_stop != KEEP:
+            await agent.pods.drain(config.drain_timeout_s)
+        await node.stopped(remove=config.on_stop == REMOVE)
+        for task in running:
+            task.cancel()
+    log.info("agent stopped", node=config.node_name)
+
+
+async def _first_wishes(agent: Agent) -> None:
+    """Populate the desired state from every pod that is to run, before the first unmount is considered."""
+    for worker in list(agent.pods.workers.values()):
+        pod = worker.pod
+        if pod is not None and not worker.is_gone and pod.status.phase not in ("Succeeded", "Failed"):
+            if pod.is_deleting and not any(c.is_running for a in worker.containers.values() for c in a):
+                continue
+            agent.volumes.want(pod)
+
+
+async def _patiently(what: str, act: object, stop: asyncio.Event) -> None:
+    delay_s = 0.2
+    while not stop.is_set():
+        try:
+            await act()  # type: ignore[operator]
+            return
+        except MoorageError as error:
+            log.warning(what, reason=str(error), seconds=delay_s)
+        try:
+            async with asyncio.timeout(delay_s):
+                await stop.wait()
+        except TimeoutError:
+            delay_s = min(delay_s * 2, 15.0)
+
+
+def prepare_root(root: Path) -> int:
+    """The root directory, ours alone; UsageError when another agent has it or it cannot be written."""
+    if not root.is_absolute() or root.resolve() != root:
+        raise UsageError(f"--root-dir {root} must be an absolute path without symbolic links")
+    layout = Layout(root)
+    try:
+        for directory in (root, layout.registry, layout.plugins, layout.pods, layout.logs, layout.run):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o755 if directory is layout.registry else 0o750)
+        lock = os.open(layout.run / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise MoorageError(f"root directory {root} cannot be used: {error.strerror} ({error.filename})") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UsageError(f"another node agent uses {root}; give this one another --root-dir") from None
+    return lock
+
+
+def _refresh_period(agent: Agent, driver: str) -> float:
+    spec = agent.fetch.driver_spec(driver)
+    return float(spec.node_allocatable_update_period_seconds or 0) if spec else 0.0
+
+
+def _reference(use: Use) -> ObjectReference:
+    return ObjectReference(
+        api_version="v1", kind="Pod", namespace=use.pod.namespace, name=use.pod.name, uid=use.pod.uid
+    )

@@ -1,0 +1,1 @@
+"""The agent's HTTPS endpoint: logs, exec, figures. Start at `run.py`."""

@@ -1,0 +1,211 @@
+"""`kubectl exec` over a WebSocket.
+
+Owns: the channel protocol (v5.channel.k8s.io and v4.channel.k8s.io) between a client and a program in a container.
+Start reading at: `serve_exec`.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import struct
+import termios
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from moorage.log import get_logger
+from moorage.node.pods.runtime import Container, ContainerFailed, Reply, Runtime
+
+log = get_logger(__name__)
+
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
+_CHUNK = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOptions:
+    argv: tuple[str, ...]
+    stdin: bool = False
+    stdout: bool = True
+    stderr: bool = True
+    tty: bool = False
+
+
+async def serve_exec(
+    request: web.Request, runtime: Runtime, container: Container, spec: Mapping[str, Any], options: ExecOptions
+) -> web.StreamResponse:
+    """Run one program in the container, its streams in the client's hands."""
+    offered = [word.strip() for word in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
+    usable = [protocol for protocol in PROTOCOLS if protocol in offered]
+    if request.headers.get("Upgrade", "").lower() != "websocket" or not usable:
+        text = (
+            "exec is served over WebSocket only (v5.channel.k8s.io or v4.channel.k8s.io); "
+            "kubectl 1.31 and later use it by themselves"
+        )
+        return web.Response(status=400, text=text)
+    socket = web.WebSocketResponse(protocols=(usable[0],), max_msg_size=0, heartbeat=30)
+    await socket.prepare(request)
+    status: dict[str, Any]
+    try:
+        code = await _Session(socket, options).run(runtime, container, spec)
+        status = _status_from(code)
+    except ContainerFailed as error:
+        status = {"metadata": {}, "status": "Failure", "reason": "InternalError", "message": str(error), "code": 500}
+    except ConnectionError:
+        return socket
+    with contextlib.suppress(ConnectionError):
+        await socket.send_bytes(bytes((_ERROR,)) + json.dumps(status).encode())
+        await socket.close()
+    return socket
+
+
+class _Session:
+    def __init__(self, socket: web.WebSocketResponse, options: ExecOptions) -> None:
+        self._socket = socket
+        self._options = options
+        self._input = -1
+        self._terminal = -1
+
+    async def run(self, runtime: Runtime, container: Container, spec: Mapping[str, Any]) -> int:
+        theirs, ours, outputs = self._streams()
+        kept = ("env", "uid", "gid", "groups", "cwd", "cgroups", "privileged", "no_new_privileges")
+        request = {key: spec[key] for key in kept if key in spec}
+        request |= {"argv": list(self._options.argv), "tty": self._options.tty}
+        request.setdefault("env", {})
+        try:
+            reply = await runtime.enter(container, request, theirs)
+        finally:
+            for fd in set(theirs):
+                os.close(fd)
+        pumps = [asyncio.create_task(self._pump(fd, channel)) for fd, channel in outputs]
+        reader = asyncio.create_task(self._receive())
+        try:
+            await self._socket.send_bytes(bytes((_STDOUT,)))
+            return await self._until_end(reply, pumps, reader)
+        finally:
+            for task in (*pumps, reader):
+                task.cancel()
+            await asyncio.gather(*pumps, reader, return_exceptions=True)
+            reply.close()
+            self._close_input()
+            for fd in ours:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+    async def _until_end(self, reply: Reply, pumps: list["asyncio.Task[None]"], reader: "asyncio.Task[None]") -> int:
+        answer = await reply.line()
+        if "error" in answer:
+            raise ContainerFailed(str(answer["error"]))
+        ending = asyncio.create_task(reply.line())
+        await asyncio.wait((ending, reader), return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():  # the client is gone: the program loses its streams
+            ending.cancel()
+            raise ConnectionResetError("client closed the connection")
+        await asyncio.wait(pumps, timeout=2)
+        return int(ending.result().get("exit_code", 137))
+
+    def _streams(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """Descriptors for the program, descriptors to close later, and (descriptor, channel) to read from."""
+        if self._options.tty:
+            master, slave = pty.openpty()
+            os.set_blocking(master, False)
+            self._terminal = self._input = master
+            return [slave, slave, slave], [], [(master, _STDOUT)]
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        theirs, ours, outputs = [null, null, null], [], []
+        if self._options.stdin:
+            theirs[0], self._input = os.pipe()
+            os.set_blocking(self._input, False)
+        for number, wanted in ((_STDOUT, self._options.stdout), (_STDERR, self._options.stderr)):
+            if wanted:
+                read, theirs[number] = os.pipe()
+                os.set_blocking(read, False)
+                ours.append(read)
+                outputs.append((read, number))
+        if null not in theirs:
+            os.close(null)
+        return theirs, ours, outputs
+
+    async def _pump(self, fd: int, channel: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await _ready(loop.add_reader, loop.remove_reader, fd)
+            try:
+                data = os.read(fd, _CHUNK)
+            except BlockingIOError:
+                continue
+            except OSError:  # a terminal whose other side is closed
+                return
+            if not data:
+                return
+            await self._socket.send_bytes(bytes((channel,)) + data)
+
+    async def _receive(self) -> None:
+        async for message in self._socket:
+            if message.type is not WSMsgType.BINARY and message.type is not WSMsgType.TEXT:
+                continue
+            data = message.data if isinstance(message.data, bytes) else message.data.encode()
+            if not data:
+                continue
+            if data[0] == _STDIN:
+                await self._write_input(data[1:])
+            elif data[0] == _RESIZE and self._terminal >= 0:
+                _resize(self._terminal, data[1:])
+            elif data[0] == _CLOSE and data[1:2] == bytes((_STDIN,)):
+                self._close_input()
+
+    async def _write_input(self, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        while data and self._input >= 0:
+            try:
+                data = data[os.write(self._input, data) :]
+            except BlockingIOError:
+                await _ready(loop.add_writer, loop.remove_writer, self._input)
+            except OSError:
+                self._close_input()
+
+    def _close_input(self) -> None:
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = self._terminal = -1
+
+
+async def _ready(add: Any, remove: Any, fd: int) -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(fd, _resolve, done)
+    try:
+        await done
+    finally:
+        remove(fd)
+
+
+def _resolve(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _resize(terminal: int, data: bytes) -> None:
+    try:
+        size = json.loads(data)
+        packed = struct.pack("HHHH", int(size["Height"]), int(size["Width"]), 0, 0)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, packed)
+    except (ValueError, KeyError, TypeError, OSError, struct.error) as error:
+        log.debug("terminal size is not usable", reason=str(error))
+
+
+def _status_from(code: int) -> dict[str, Any]:
+    if code == 0:
+        return {"metadata": {}, "status": "Success"}
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "reason": "NonZeroExitCode",
+        "message": f"command terminated with non-zero exit code: exit status {code}",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+    }

@@ -1,0 +1,178 @@
+"""The endpoint that the API server and monitoring talk to.
+
+Owns: routes, and who may use them. Start reading at: `Endpoint`.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import prometheus_client
+from aiohttp import web
+
+from moorage.kube.client import Client
+from moorage.kube.objects.meta import as_document, seconds_of
+from moorage.log import get_logger
+from moorage.node.layout import Layout
+from moorage.node.pods.housekeeping import spec_of
+from moorage.node.pods.run import PodManager
+from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.serve import figures
+from moorage.node.serve.auth import Gate, authority_of, server_context
+from moorage.node.serve.exec import ExecOptions, serve_exec
+from moorage.node.serve.logs import LogOptions, stream
+from moorage.node.volumes.stats import VolumeStats
+
+if TYPE_CHECKING:
+    from moorage.node.run import AgentConfig
+
+log = get_logger(__name__)
+
+_STOP_S = 1.0
+
+
+class Endpoint:
+    """HTTPS on loopback. Use as `async with`; `port` is known inside."""
+
+    def __init__(
+        self, pods: PodManager, runtime: Runtime, stats: VolumeStats, config: "AgentConfig", client: Client
+    ) -> None:
+        self.port = config.port
+        self._pods = pods
+        self._runtime = runtime
+        self._stats = stats
+        self._config = config
+        self._gate = Gate(config.api, client, config.node_name)
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(middlewares=[self._checked])
+        app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/pods", self._list_pods),
+                web.get("/stats/summary", self._summary),
+                web.get("/metrics", self._metrics),
+                web.get("/containerLogs/{namespace}/{pod}/{container}", self._logs),
+                web.route("*", "/exec/{namespace}/{pod}/{container}", self._exec),
+                web.route("*", "/exec/{namespace}/{pod}/{uid}/{container}", self._exec),
+                web.route("*", "/attach/{rest:.*}", self._unsupported),
+                web.route("*", "/portForward/{rest:.*}", self._unsupported),
+                web.route("*", "/run/{rest:.*}", self._unsupported),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_S)
+        await self._runner.setup()
+        config = self._config
+        authority = authority_of(config.api, config.client_ca)
+        tls = server_context(Layout(config.root).run, config.node_name, config.address, authority)
+        site = web.TCPSite(self._runner, config.address, config.port, ssl_context=tls)
+        await site.start()
+        server = self._runner.addresses[0]
+        self.port = int(server[1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: web.Handler) -> web.StreamResponse:  # type: ignore[name-defined]
+        if request.path != "/healthz":
+            refusal = await self._gate.refusal(request)
+            if refusal is not None:
+                return refusal
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _list_pods(self, _request: web.Request) -> web.Response:
+        items = [as_document(worker.pod) for worker in self._pods.workers.values() if worker.pod is not None]
+        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+
+    async def _summary(self, _request: web.Request) -> web.Response:
+        usages = await self._stats.read()
+        return web.json_response(figures.summary(self._config.node_name, usages, time.time()))
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        text = prometheus_client.generate_latest().decode() + figures.prometheus(await self._stats.read())
+        return web.Response(text=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        try:
+            options = _log_options(request)
+        except ValueError as error:
+            return web.Response(status=400, text=f"log options are not usable: {error}")
+        container = self._container(request, previous=_flag(request, "previous"))
+        if isinstance(container, str):
+            return web.Response(status=400, text=container)
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        try:
+            async for piece in stream(container.log, options, lambda: container.is_running):
+                await response.write(piece)
+            await response.write_eof()
+        except ConnectionError:
+            log.debug("reader of a log went away", container=container.id)
+        return response
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        container = self._container(request, previous=False)
+        if isinstance(container, str) or not container.is_running:
+            text = container if isinstance(container, str) else f"container {container.name} is not running"
+            return web.Response(status=400, text=text)
+        argv = tuple(request.query.getall("command", []))
+        if not argv:
+            return web.Response(status=400, text="you must specify at least one command for the container")
+        options = ExecOptions(
+            argv,
+            stdin=_flag(request, "stdin") or _flag(request, "input"),
+            stdout=_flag(request, "stdout") or _flag(request, "output"),
+            stderr=_flag(request, "stderr") or _flag(request, "error"),
+            tty=_flag(request, "tty"),
+        )
+        return await serve_exec(request, self._runtime, container, spec_of(container.directory), options)
+
+    async def _unsupported(self, request: web.Request) -> web.Response:
+        what = Path(request.path).parts[1]
+        return web.Response(status=501, text=f"{what} is not served by this node agent; exec and logs are")
+
+    def _container(self, request: web.Request, *, previous: bool) -> Container | str:
+        """The container that a request means, or why there is none, in the words that kubectl's users know."""
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        wanted = request.match_info["container"]
+        worker = self._pods.find(namespace, name, request.match_info.get("uid", ""))
+        if worker is None:
+            return f'pod "{namespace}/{name}" is not on this node'
+        attempts = worker.containers.get(wanted) or []
+        if previous:
+            ended = [one for one in attempts if not one.is_running]
+            if attempts and not attempts[-1].is_running and len(attempts) > 1:
+                ended = attempts[:-1]
+            if not ended:
+                return f'previous terminated container "{wanted}" in pod "{name}" not found'
+            return ended[-1]
+        if not attempts:
+            return f'container "{wanted}" in pod "{name}" is waiting to start: ContainerCreating'
+        return attempts[-1]
+
+
+def _log_options(request: web.Request) -> LogOptions:
+    query = request.query
+    since = seconds_of(query.get("sinceTime"))
+    if "sinceSeconds" in query:
+        since = time.time() - int(query["sinceSeconds"])
+    return LogOptions(
+        follow=_flag(request, "follow"),
+        timestamps=_flag(request, "timestamps"),
+        tail=int(query["tailLines"]) if "tailLines" in query else None,
+        since=since,
+        limit_bytes=int(query["limitBytes"]) if "limitBytes" in query else None,
+        stream=query.get("stream", "All"),
+    )
+
+
+def _flag(request: web.Request, name: str) -> bool:
+    return request.query.get(name, "").lower() in ("1", "true")

@@ -1,0 +1,141 @@
+"""How full volumes are.
+
+Owns: NodeGetVolumeStats for every mounted CSI volume, asked when somebody wants to know and kept for a minute.
+Start reading at: `VolumeStats.read`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.errors import MoorageError
+from moorage.log import get_logger
+from moorage.node.layout import Layout, PodUid, VolumeName
+from moorage.node.plugins.registry import Registry
+from moorage.node.volumes import rules
+from moorage.node.volumes.run import VolumeManager
+from moorage.node.volumes.world import CsiSource, State, Use
+
+log = get_logger(__name__)
+
+KEPT_S = 60.0
+_TIMEOUT_S = 10.0
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One pod's volume, in bytes and inodes."""
+
+    uid: PodUid
+    namespace: str
+    pod: str
+    volume: str
+    claim: str
+    capacity: int = 0
+    available: int = 0
+    used: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    inodes_used: int = 0
+
+
+class VolumeStats:
+    """The figures, no older than a minute."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        registry: Registry,
+        volumes: VolumeManager,
+        *,
+        kept_s: float = KEPT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = layout
+        self._registry = registry
+        self._volumes = volumes
+        self._kept_s = kept_s
+        self._clock = clock
+        self._known: dict[tuple[PodUid, VolumeName], tuple[float, Usage]] = {}
+        self._asking = asyncio.Lock()
+
+    async def read(self) -> list[Usage]:
+        """Every mounted CSI volume; one whose driver does not answer is left out."""
+        async with self._asking:
+            wanted = self._mounted()
+            keys = {(use.pod.uid, use.volume) for use in wanted}
+            self._known = {key: value for key, value in self._known.items() if key in keys}
+            turn = asyncio.Semaphore(_AT_ONCE)
+            await asyncio.gather(*(self._refresh(use, turn) for use in wanted))
+            return [usage for _, usage in self._known.values()]
+
+    def _mounted(self) -> list[Use]:
+        world = self._volumes.world
+        return [
+            use
+            for name, uses in world.desired.items()
+            for uid, use in uses.items()
+            if isinstance(use.source, CsiSource)
+            and (actual := world.actual.get(name)) is not None
+            and actual.state_of(uid) is State.MOUNTED
+        ]
+
+    async def _refresh(self, use: Use, turn: asyncio.Semaphore) -> None:
+        key = (use.pod.uid, use.volume)
+        known = self._known.get(key)
+        if known is not None and self._clock() - known[0] < self._kept_s:
+            return
+        try:
+            async with turn:
+                usage = await self._ask(use)
+        except MoorageError as error:
+            log.debug("volume figures are missing", volume=use.volume, reason=str(error))
+            self._known.pop(key, None)
+            return
+        if usage is not None:
+            self._known[key] = (self._clock(), usage)
+
+    async def _ask(self, use: Use) -> Usage | None:
+        source = use.source
+        assert isinstance(source, CsiSource)
+        driver = self._registry.get(source.driver)
+        capabilities = await driver.capabilities()
+        if rules.STATS not in capabilities:
+            return None
+        if source.is_block:
+            path = self._layout.block_map(source.spec_name, use.pod.uid)
+        else:
+            path = self._layout.publish_target(use.pod.uid, source.spec_name)
+        staging = self._layout.staging_target(source.driver, source.handle)
+        request = pb.NodeGetVolumeStatsRequest(
+            volume_id=source.handle,
+            volume_path=str(path),
+            staging_target_path=str(staging) if rules.STAGE in capabilities and not source.is_block else "",
+        )
+        answer = await driver.client.NodeGetVolumeStats(request, timeout_s=_TIMEOUT_S)
+        if not answer.usage:
+            raise CsiError("NodeGetVolumeStats", "INTERNAL", f"driver {source.driver} answered without usage")
+        return _usage_from(use, source, answer)
+
+
+def _usage_from(use: Use, source: CsiSource, answer: pb.NodeGetVolumeStatsResponse) -> Usage:
+    by_unit = {one.unit: one for one in answer.usage}
+    size = by_unit.get(pb.VolumeUsage.BYTES, pb.VolumeUsage())
+    inodes = by_unit.get(pb.VolumeUsage.INODES, pb.VolumeUsage())
+    return Usage(
+        uid=use.pod.uid,
+        namespace=use.pod.namespace,
+        pod=use.pod.name,
+        volume=use.outer_names[0],
+        claim=source.claim.partition("/")[2],
+        capacity=size.total,
+        available=size.available,
+        used=size.used,
+        inodes=inodes.total,
+        inodes_free=inodes.available,
+        inodes_used=inodes.used,
+    )
