@@ -77,6 +77,7 @@ class Guard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
         self._count = 0
 
     def arm(self, path: str, bound_s: float) -> str:
@@ -87,9 +88,15 @@ class Guard:
             self._ask(f"arm {key} {bound_s:.3f} {os.fsencode(path).hex()}", path)
             return key
 
+    @property
+    def pid(self) -> int:
+        """The guard's process id; 0 when none runs."""
+        return self._process.pid if self._process is not None and self._owner == os.getpid() else 0
+
     def disarm(self, key: str) -> None:
         with self._lock:
-            if self._process is not None and self._process.poll() is None:
+            process = self._process
+            if process is not None and self._owner == os.getpid() and process.poll() is None:
                 self._ask(f"drop {key} -", key)
 
     def stop(self) -> None:
@@ -104,8 +111,10 @@ class Guard:
 
     def _ask(self, line: str, about: str) -> None:
         process = self._process
-        if process is None or process.poll() is not None:
+        # A forked child must not lean on its parent's guard, which waits for the parent's death.
+        if process is None or self._owner != os.getpid() or process.poll() is not None:
             process = self._process = _start_guard()
+            self._owner = os.getpid()
         if process.stdin is None or process.stdout is None:
             raise HostError(f"freeze {about}: the guard has no pipes")
         process.stdin.write(line.encode() + b"\n")
@@ -118,6 +127,11 @@ class Guard:
 
 
 _guard = Guard()
+
+
+def guard_pid() -> int:
+    """The process id of the guard; 0 when none was started."""
+    return _guard.pid
 
 
 def stop_guard() -> None:

@@ -1,7 +1,6 @@
 """A volume's life on each filesystem: data written through a real mount survives every copy."""
 
 import os
-from contextlib import contextmanager
 
 import pytest
 
@@ -28,30 +27,8 @@ def pool(any_pool_dir):
         yield opened
 
 
-@contextmanager
-def mounted(pool, volume, target, options=()):
-    """What the node does at stage, in short."""
-    target.mkdir(exist_ok=True)
-    device = loop.attach(volume.data)
-    if filesystems.content_of(device.path) is None:
-        pool.format_begin(volume.id)
-        filesystems.mkfs(device.path, volume.filesystem)
-        pool.format_end(volume.id)
-    filesystems.check(device.path, volume.filesystem)
-    if volume.filesystem == "ext4":  # growing it mounted needs a capability that not every root has
-        filesystems.grow(device.path, "ext4", None)
-    mounts.mount(device.path, target, volume.filesystem, (*filesystems.mount_options(volume.filesystem), *options))
-    filesystems.grow(device.path, volume.filesystem, target)
-    try:
-        yield target
-    finally:
-        mounts.unmount(target)
-        loop.detach(device.number)
-        assert loop.wait_detached(device.number)
-
-
 @pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
-def test_a_snapshot_restores_what_was_written_before_it(pool, tmp_path, filesystem):
+def test_a_snapshot_restores_what_was_written_before_it(pool, tmp_path, filesystem, mounted):
     volume = pool.create_volume(CreateVolume("v", 320 * MIB, filesystem=filesystem))
     with mounted(pool, volume, tmp_path / "a") as place:
         (place / "ledger").write_text("before")
@@ -78,7 +55,7 @@ def test_a_snapshot_restores_what_was_written_before_it(pool, tmp_path, filesyst
         assert (new / "ledger").read_text() == "before"
 
 
-def test_a_chain_of_clones_can_be_deleted_in_any_order(pool, tmp_path):
+def test_a_chain_of_clones_can_be_deleted_in_any_order(pool, tmp_path, mounted):
     first = pool.create_volume(CreateVolume("v0", 64 * MIB))
     with mounted(pool, first, tmp_path / "m") as place:
         (place / "n").write_text("0")
@@ -93,7 +70,7 @@ def test_a_chain_of_clones_can_be_deleted_in_any_order(pool, tmp_path):
         assert (place / "n").read_text() == "0"
 
 
-def test_a_volume_in_use_is_not_deleted(pool, tmp_path):
+def test_a_volume_in_use_is_not_deleted(pool, tmp_path, mounted):
     volume = pool.create_volume(CreateVolume("v", 64 * MIB))
     with mounted(pool, volume, tmp_path / "m"), pytest.raises(VolumeInUse, match="/dev/loop"):
         pool.delete_volume(volume.id)
@@ -102,7 +79,7 @@ def test_a_volume_in_use_is_not_deleted(pool, tmp_path):
 
 
 @pytest.mark.parametrize("filesystem", ["xfs", "btrfs"])
-def test_a_mounted_volume_grows_online(pool, tmp_path, filesystem):
+def test_a_mounted_volume_grows_online(pool, tmp_path, filesystem, mounted):
     volume = pool.create_volume(CreateVolume("v", 320 * MIB, filesystem=filesystem))
     with mounted(pool, volume, tmp_path / "m") as place:
         grown = pool.expand_volume(volume.id, 700 * MIB)
@@ -115,7 +92,7 @@ def test_a_mounted_volume_grows_online(pool, tmp_path, filesystem):
         assert pool.expand_volume(volume.id, 100 * MIB) == grown  # and nothing shrinks
 
 
-def test_an_unmounted_ext4_grows_before_its_next_mount(pool, tmp_path):
+def test_an_unmounted_ext4_grows_before_its_next_mount(pool, tmp_path, mounted):
     volume = pool.create_volume(CreateVolume("v", 64 * MIB))
     with mounted(pool, volume, tmp_path / "m") as place:
         (place / "f").write_text("kept")
@@ -125,7 +102,7 @@ def test_an_unmounted_ext4_grows_before_its_next_mount(pool, tmp_path):
         assert mounts.space_of(place).total_bytes > 200 * MIB
 
 
-def test_a_thick_image_owns_its_blocks_also_as_a_clone(pool, tmp_path):
+def test_a_thick_image_owns_its_blocks_also_as_a_clone(pool, tmp_path, mounted):
     volume = pool.create_volume(CreateVolume("v", 64 * MIB, thick=True))
     assert os.stat(volume.data).st_blocks * 512 >= 64 * MIB
     with mounted(pool, volume, tmp_path / "m") as place:

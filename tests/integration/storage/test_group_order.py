@@ -1,0 +1,68 @@
+"""A group snapshot is one moment: restored members never contradict the order of writes."""
+
+import contextlib
+import os
+import threading
+
+import pytest
+
+from moorage.storage import CreateVolume, Pool, PoolConfig, Source
+
+MIB = 1 << 20
+MEMBERS = 4
+
+
+@pytest.mark.parametrize("fstype", ["xfs", "btrfs"])
+def test_every_group_holds_a_prefix_of_what_was_written(request, fstype, mounted, tmp_path):
+    directory = request.getfixturevalue(f"{fstype}_pool_dir")
+    with Pool.open(PoolConfig("default", directory / "pool", background=False)) as pool:
+        volumes = [pool.create_volume(CreateVolume(f"v{n}", 64 * MIB)) for n in range(MEMBERS)]
+        with contextlib.ExitStack() as stack:
+            places = [
+                stack.enter_context(mounted(pool, volume, tmp_path / f"m{n}")) for n, volume in enumerate(volumes)
+            ]
+            groups = _groups_under_load(pool, volumes, places)
+        for group in groups:
+            _check_prefix(pool, group, mounted, tmp_path)
+            assert group.held_ms < 5000
+
+
+def _groups_under_load(pool, volumes, places):
+    """Take groups while a writer appends increasing numbers, one file after the other."""
+    stop, counted = threading.Event(), threading.Semaphore(0)
+
+    def write():
+        files = [open(place / "log", "ab", buffering=0) for place in places]  # noqa: SIM115
+        number = 0
+        while not stop.is_set():
+            files[number % MEMBERS].write(b"%d\n" % number)
+            number += 1
+            counted.release()
+        for file in files:
+            file.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    groups = []
+    try:
+        for n in range(6):
+            for _ in range(50):  # the writer is truly at it
+                assert counted.acquire(timeout=30)
+            groups.append(pool.create_group(f"g{n}", [volume.id for volume in volumes]))
+    finally:
+        stop.set()
+        writer.join()
+    return groups
+
+
+def _check_prefix(pool, group, mounted, tmp_path):
+    found = []
+    for cut in group.snapshots:
+        request = CreateVolume(f"r-{cut.id}", 64 * MIB, source=Source.snapshot(cut.id))
+        restored = pool.create_volume(request)
+        with mounted(pool, restored, tmp_path / "restored") as place:
+            found += [int(line) for line in (place / "log").read_text().split()]
+        pool.delete_volume(restored.id)
+    assert sorted(found) == list(range(len(found)))
+    assert len(found) >= 50
+    assert os.listdir(pool.directory / "frozen") == []
