@@ -1,0 +1,150 @@
+"""Why an attachment is not made, or not undone."""
+
+from moorage.insight.causes.model import Finding, cause, said
+from moorage.insight.matching import leases_of
+from moorage.insight.world import World
+from moorage.kube.objects import VolumeAttachment
+
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+@cause(
+    "attachment-node-gone",
+    VolumeAttachment,
+    "The node of the attachment does not exist",
+    "The attach/detach controller removes it; if the driver needs the node to detach, delete the attachment's finalizer "
+    "only when the node is surely off.",
+)
+def node_gone(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """The attachment names a node that has left the cluster."""
+    if attachment.spec.node_name in world.nodes:
+        return None
+    return Finding(
+        f"its node {attachment.spec.node_name} does not exist", "kubectl get nodes", said(world.warning(attachment))
+    )
+
+
+@cause(
+    "attachment-volume-gone",
+    VolumeAttachment,
+    "The volume of the attachment does not exist",
+    "Recreate the PersistentVolume so that the driver can be told what to detach.",
+)
+def volume_gone(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """The attachment names a PersistentVolume that was deleted; the attacher cannot know what to attach or detach."""
+    name = attachment.spec.source.persistent_volume_name
+    if name is None or name in world.volumes:
+        return None
+    return Finding(f"its volume {name} does not exist", f"kubectl get pv {name}")
+
+
+@cause(
+    "attachment-detach-fails",
+    VolumeAttachment,
+    "Detaching fails",
+    "Read the driver's words; it is tried again.",
+)
+def detach_fails(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """ControllerUnpublishVolume fails; status.detachError holds the driver's words."""
+    error = attachment.status.detach_error
+    if not attachment.is_deleting or error is None:
+        return None
+    return Finding(
+        f"detaching from {attachment.spec.node_name} fails: {error.message}",
+        f"kubectl get volumeattachment {attachment.name} -o yaml",
+        (error.message,),
+    )
+
+
+@cause(
+    "attachment-detach-waits",
+    VolumeAttachment,
+    "Detaching waits for the attacher",
+    "Start the driver's attacher (`moorage sidecars attacher`).",
+)
+def detach_waits(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """The attachment is being deleted; the driver's attacher detaches and then lets it go."""
+    if not attachment.is_deleting:
+        return None
+    return Finding(
+        f"it is being detached from {attachment.spec.node_name} by {_attacher(world, attachment)}",
+        "kubectl get pods -A | grep -i attacher",
+        tuple(f"finalizer {n}" for n in attachment.finalizers),
+    )
+
+
+@cause(
+    "attachment-attach-fails",
+    VolumeAttachment,
+    "Attaching fails",
+    "Read the driver's words; it is tried again.",
+)
+def attach_fails(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """ControllerPublishVolume fails; status.attachError holds the driver's words."""
+    error = attachment.status.attach_error
+    if attachment.status.attached or error is None:
+        return None
+    return Finding(
+        f"attaching to {attachment.spec.node_name} fails: {error.message}",
+        f"kubectl get volumeattachment {attachment.name} -o yaml",
+        (error.message,),
+    )
+
+
+@cause(
+    "attachment-driver-not-on-node",
+    VolumeAttachment,
+    "The driver is not registered on the node",
+    "Start the driver and its registrar on that node.",
+)
+def driver_not_on_node(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """The attacher learns the driver's name for a node from CSINode, and there is no entry."""
+    if attachment.status.attached or world.has_driver(attachment.spec.node_name, attachment.spec.attacher):
+        return None
+    return Finding(
+        f"driver {attachment.spec.attacher} is not registered on node {attachment.spec.node_name}",
+        f"kubectl get csinode {attachment.spec.node_name} -o yaml",
+    )
+
+
+@cause(
+    "attachment-attacher-not-running",
+    VolumeAttachment,
+    "Nobody attaches volumes of the driver",
+    "Start the driver's attacher (`moorage sidecars attacher`).",
+)
+def attacher_not_running(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """The attachment has been asked for and its attacher has neither done it nor said why not."""
+    if attachment.status.attached:
+        return None
+    return Finding(f"it waits for {_attacher(world, attachment)}", "kubectl get pods -A | grep -i attacher")
+
+
+@cause(
+    "attachment-in-use-elsewhere",
+    VolumeAttachment,
+    "The node still uses the volume",
+    "Delete the pods on that node; if the node is dead, taint it node.kubernetes.io/out-of-service.",
+)
+def in_use(world: World, attachment: VolumeAttachment) -> Finding | None:
+    """No pod wants the volume on this node any more, and the node still reports it in use (status.volumesInUse), so it
+    is not detached: it may be mounted there."""
+    node = world.nodes.get(attachment.spec.node_name)
+    volume = world.volumes.get(attachment.spec.source.persistent_volume_name or "")
+    if node is None or volume is None or volume.spec.csi is None or node.is_ready:
+        return None
+    unique = f"kubernetes.io/csi/{volume.spec.csi.driver}^{volume.spec.csi.volume_handle}"
+    if unique not in node.status.volumes_in_use or any(t.key == _OUT_OF_SERVICE for t in node.spec.taints):
+        return None
+    return Finding(
+        f"node {node.name} is not ready and last said that it uses the volume",
+        f"kubectl taint node {node.name} {_OUT_OF_SERVICE}=nodeshutdown:NoExecute",
+        waits_for=node,
+    )
+
+
+def _attacher(world: World, attachment: VolumeAttachment) -> str:
+    driver = attachment.spec.attacher
+    leases = leases_of(world, driver, "external-attacher-leader-")
+    stale = leases and not any(world.is_fresh(lease) for lease in leases)
+    return f"the attacher of {driver}" + (", whose lease has run out" if stale else "")

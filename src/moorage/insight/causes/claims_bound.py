@@ -1,0 +1,272 @@
+"""Why a claim that was bound is not well: lost, held while being deleted, growing, or being modified."""
+
+from moorage.insight.causes.model import Finding, cause, names, said
+from moorage.insight.matching import holder_of, leases_of
+from moorage.insight.world import World, claim_names
+from moorage.kube.objects import PersistentVolumeClaim
+from moorage.kube.quantity import bytes_of, bytes_text
+
+_PROTECTION = "kubernetes.io/pvc-protection"
+
+
+@cause(
+    "claim-deleting-in-use",
+    PersistentVolumeClaim,
+    "The claim is being deleted and a pod still uses it",
+    "Delete the pods that use it; the claim then goes by itself.",
+)
+def deleting_in_use(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The finalizer kubernetes.io/pvc-protection stays for as long as a pod that names the claim exists, finished pods
+    included."""
+    if not claim.is_deleting or _PROTECTION not in claim.finalizers:
+        return None
+    users = [pod for pod in world.pods.values() if pod.namespace == claim.namespace and claim.name in claim_names(pod)]
+    if not users:
+        return None
+    return Finding(
+        f"it is being deleted, and pod {names(users)} still uses it",
+        f"kubectl -n {claim.namespace} delete pod {users[0].name}",
+        (f"finalizer {_PROTECTION}",),
+        users[0],
+    )
+
+
+@cause(
+    "claim-deleting-unreleased",
+    PersistentVolumeClaim,
+    "The claim is being deleted and nobody takes its protection away",
+    "Start the protection controller (kube-controller-manager, or `moorage controllers protection`).",
+)
+def deleting_unreleased(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """No pod uses the claim, and its protection finalizer is still there: the controller that removes it is not
+    running."""
+    if not claim.is_deleting or claim.finalizers != [_PROTECTION]:
+        return None
+    return Finding(
+        "it is being deleted, no pod uses it, and the protection controller has not released it",
+        "kubectl -n kube-system get pods",
+        (f"finalizer {_PROTECTION}",),
+    )
+
+
+@cause(
+    "claim-deleting-finalizer",
+    PersistentVolumeClaim,
+    "A finalizer of another component holds the claim",
+    "Find out who set the finalizer; it is removed by its owner when its work is done.",
+)
+def deleting_finalizer(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The claim is being deleted and carries a finalizer that is not Kubernetes' own protection: a clone or snapshot of
+    it is being made, or another controller has work to do."""
+    others = [name for name in claim.finalizers if name != _PROTECTION]
+    if not claim.is_deleting or not others:
+        return None
+    released_by = {
+        "provisioner.storage.kubernetes.io/cloning-protection": "the provisioner, when no clone of it is pending",
+        "snapshot.storage.kubernetes.io/pvc-as-source-protection": "the snapshot controller, when no snapshot of it is pending",
+    }
+    who = released_by.get(others[0], "whoever set it")
+    return Finding(
+        f"it is being deleted and finalizer {others[0]} holds it; released by {who}",
+        f"kubectl -n {claim.namespace} get pvc {claim.name} -o yaml",
+        tuple(f"finalizer {n}" for n in others),
+    )
+
+
+@cause(
+    "claim-lost",
+    PersistentVolumeClaim,
+    "The claim's volume is gone",
+    "If the volume's data still exists, recreate the PersistentVolume with a claimRef to this claim; the claim binds again.",
+)
+def lost(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The claim was bound, and its PersistentVolume was deleted or given to another claim."""
+    if claim.status.phase != "Lost":
+        return None
+    volume = world.volumes.get(claim.spec.volume_name)
+    event = world.warning(claim, "ClaimLost", "ClaimMisbound")
+    if volume is None:
+        return Finding(
+            f"it is Lost: its volume {claim.spec.volume_name or '(none named)'} does not exist any more",
+            f"kubectl get pv {claim.spec.volume_name}",
+            said(event),
+        )
+    return Finding(
+        f"it is Lost: its volume {volume.name} is now held by {holder_of(volume) or 'nobody'}",
+        f"kubectl get pv {volume.name} -o yaml",
+        said(event),
+        volume,
+    )
+
+
+@cause(
+    "claim-resize-not-allowed",
+    PersistentVolumeClaim,
+    "The class does not allow growing",
+    "Set allowVolumeExpansion: true on the class.",
+)
+def resize_not_allowed(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The claim asks for more than it has, and its class has no allowVolumeExpansion: true."""
+    storage_class = world.classes.get(claim.spec.storage_class_name or "")
+    if not _is_growing(claim) or storage_class is None or storage_class.allow_volume_expansion:
+        return None
+    return Finding(
+        f"it wants to grow, and class {storage_class.name} does not allow expansion",
+        f"kubectl patch storageclass {storage_class.name} -p '{{\"allowVolumeExpansion\": true}}'",
+    )
+
+
+@cause(
+    "claim-resize-infeasible",
+    PersistentVolumeClaim,
+    "The driver refuses the size",
+    "Ask for a smaller size, still above the present one; the expansion is then tried with that.",
+)
+def resize_infeasible(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The driver said that the new size can never be reached (status ControllerResizeInfeasible or
+    NodeResizeInfeasible)."""
+    state = claim.status.allocated_resource_statuses.get("storage", "")
+    if state not in ("ControllerResizeInfeasible", "NodeResizeInfeasible"):
+        return None
+    return Finding(
+        f"growing to {_wanted(claim)} was refused for good ({state})",
+        f"kubectl -n {claim.namespace} patch pvc {claim.name} with a smaller size",
+        said(world.warning(claim, "VolumeResizeFailed", "FileSystemResizeFailed")),
+    )
+
+
+@cause(
+    "claim-resize-needs-pod",
+    PersistentVolumeClaim,
+    "Growing ends when a pod uses the claim",
+    "Start a pod that uses the claim; the node then grows the filesystem.",
+)
+def resize_needs_pod(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The volume has been grown and its filesystem has not (condition FileSystemResizePending); the node does that
+    when it mounts the volume for a pod, and no pod uses the claim."""
+    if not _has(claim, "FileSystemResizePending") or world.pods_of(claim):
+        return None
+    return Finding(
+        f"the volume has grown to {_wanted(claim)}; its filesystem grows when a pod uses the claim",
+        f"start a pod that uses claim {claim.name}",
+    )
+
+
+@cause(
+    "claim-resize-on-node",
+    PersistentVolumeClaim,
+    "The node has yet to grow the filesystem",
+    "Wait for the node; if its event says that it failed, read the driver's words. A driver that grows offline only "
+    "needs the pod to be restarted.",
+)
+def resize_on_node(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The volume has been grown and the node agent where the pod runs has not finished growing the filesystem."""
+    if not _has(claim, "FileSystemResizePending"):
+        return None
+    pod = world.pods_of(claim)[0]
+    event = world.warning(pod, "VolumeResizeFailed", "FileSystemResizeFailed")
+    event = event or world.warning(claim, "VolumeResizeFailed", "FileSystemResizeFailed")
+    words = f": {event.message}" if event else ""
+    return Finding(
+        f"node {pod.spec.node_name or '(none yet)'} has yet to grow its filesystem to {_wanted(claim)}{words}",
+        f"kubectl -n {pod.namespace} describe pod {pod.name}",
+        said(event),
+    )
+
+
+@cause(
+    "claim-resize-fails",
+    PersistentVolumeClaim,
+    "Growing fails",
+    "Read the driver's words; it is tried again. FAILED_PRECONDITION means that the volume must not be in use.",
+)
+def resize_fails(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """ControllerExpandVolume fails; the event holds the driver's words."""
+    event = world.warning(claim, "VolumeResizeFailed")
+    if not _is_growing(claim) or event is None:
+        return None
+    return Finding(
+        f"growing to {_wanted(claim)} fails: {event.message}",
+        f"kubectl -n {claim.namespace} describe pvc {claim.name}",
+        said(event),
+    )
+
+
+@cause(
+    "claim-resizer-not-running",
+    PersistentVolumeClaim,
+    "Nobody grows volumes of the driver",
+    "Start the driver's resizer (`moorage sidecars resizer --csi-address …`).",
+)
+def resizer_not_running(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The claim asks for more than it has, and the driver's resizer has not begun."""
+    if not _is_growing(claim) or any(event.reason == "Resizing" for event in world.events_of(claim)):
+        return None
+    volume = world.volumes.get(claim.spec.volume_name)
+    driver = volume.spec.csi.driver if volume is not None and volume.spec.csi is not None else "its driver"
+    leases = leases_of(world, driver, "external-resizer-")
+    stale = " (its lease has run out)" if leases and not any(world.is_fresh(lease) for lease in leases) else ""
+    return Finding(
+        f"it wants to grow to {_wanted(claim)}, and the resizer of {driver} has not begun{stale}",
+        "kubectl get pods -A | grep -i resizer",
+    )
+
+
+@cause("claim-resizing", PersistentVolumeClaim, "The volume is growing", "Wait; the driver is at work.")
+def resizing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The resizer has begun and has not finished."""
+    if not _is_growing(claim):
+        return None
+    return Finding(f"its volume is being grown to {_wanted(claim)}")
+
+
+@cause(
+    "claim-modify-infeasible",
+    PersistentVolumeClaim,
+    "The driver refuses the attributes",
+    "Choose a VolumeAttributesClass whose parameters the driver takes, or go back to the one before.",
+)
+def modify_infeasible(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The driver answered INVALID_ARGUMENT to ControllerModifyVolume (modifyVolumeStatus Infeasible)."""
+    status = claim.status.modify_volume_status
+    if status is None or status.status != "Infeasible":
+        return None
+    return Finding(
+        f"the driver refuses the attributes of {status.target_volume_attributes_class_name}",
+        f"kubectl get volumeattributesclass {status.target_volume_attributes_class_name} -o yaml",
+        said(world.warning(claim, "VolumeModifyFailed")),
+    )
+
+
+@cause(
+    "claim-modify-pending",
+    PersistentVolumeClaim,
+    "The attributes have not been changed yet",
+    "Wait for the driver; if its event says that it failed, read its words.",
+)
+def modify_pending(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The claim names a VolumeAttributesClass that its volume does not have yet."""
+    target, current = claim.spec.volume_attributes_class_name, claim.status.current_volume_attributes_class_name
+    if claim.status.phase != "Bound" or not target or target == current:
+        return None
+    event = world.warning(claim, "VolumeModifyFailed")
+    words = f": {event.message}" if event else ""
+    return Finding(
+        f"its volume is still to be given the attributes of {target}{words}",
+        f"kubectl -n {claim.namespace} describe pvc {claim.name}",
+        said(event),
+    )
+
+
+def _is_growing(claim: PersistentVolumeClaim) -> bool:
+    want = bytes_of(claim.spec.resources.requests.get("storage"))
+    have = bytes_of(claim.status.capacity.get("storage"))
+    return claim.status.phase == "Bound" and not claim.is_deleting and 0 < have < want
+
+
+def _wanted(claim: PersistentVolumeClaim) -> str:
+    return bytes_text(bytes_of(claim.spec.resources.requests.get("storage")))
+
+
+def _has(claim: PersistentVolumeClaim, condition: str) -> bool:
+    return any(c.type == condition and c.status == "True" for c in claim.status.conditions)

@@ -1,0 +1,87 @@
+"""What a cause is: a test on the world, the sentence it yields, and the text that the documentation shows.
+
+Owns: `Finding`, `Cause` and the registry that both `explain` and docs/troubleshooting.md are made from.
+Start reading at: `cause`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from moorage.insight.world import World
+from moorage.kube.objects import Event, KubeObject
+
+T = TypeVar("T", bound=KubeObject)
+Test = Callable[[World, T], "Finding | None"]
+
+_CODE = re.compile(
+    r"\b(?:code = )?(ResourceExhausted|RESOURCE_EXHAUSTED|OutOfRange|OUT_OF_RANGE|InvalidArgument|INVALID_ARGUMENT)\b"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why an object is where it is: one sentence, the evidence, one next step, and what it waits for."""
+
+    sentence: str
+    next_step: str = ""
+    evidence: tuple[str, ...] = ()
+    waits_for: KubeObject | None = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason for a volume to be stuck, as explain recognises it and the documentation tells it."""
+
+    id: str
+    about: type[KubeObject]
+    title: str
+    remedy: str
+    test: Callable[[World, Any], Finding | None] = field(repr=False)
+
+    @property
+    def why(self) -> str:
+        """The paragraph for the documentation."""
+        return " ".join((self.test.__doc__ or "").split())
+
+
+REGISTRY: list[Cause] = []
+
+
+def cause(id: str, about: type[T], title: str, remedy: str) -> Callable[[Test[T]], Test[T]]:
+    """Register a cause; the order of registration is the order in which causes of a kind are tried."""
+
+    def register(test: Test[T]) -> Test[T]:
+        REGISTRY.append(Cause(id, about, title, remedy, test))
+        return test
+
+    return register
+
+
+def said(event: Event | None) -> tuple[str, ...]:
+    """An event as a line of evidence."""
+    if event is None:
+        return ()
+    times = f", {event.count} times" if event.count > 1 else ""
+    source = event.source.component or event.reporting_component
+    return (f"{event.reason} ({source}{times}): {event.message}",)
+
+
+def code_in(text: str) -> str:
+    """The gRPC code that a driver's words carry, in Go's or in the protocol's spelling."""
+    match = _CODE.search(text)
+    if match is None:
+        return ""
+    return {
+        "ResourceExhausted": "RESOURCE_EXHAUSTED",
+        "OutOfRange": "OUT_OF_RANGE",
+        "InvalidArgument": "INVALID_ARGUMENT",
+    }.get(match[1], match[1])
+
+
+def names(objects: list[T], limit: int = 3) -> str:
+    """Some names for a sentence: `a, b, c and 4 more`."""
+    shown = [obj.name for obj in objects[:limit]]
+    more = f" and {len(objects) - limit} more" if len(objects) > limit else ""
+    return ", ".join(shown) + more

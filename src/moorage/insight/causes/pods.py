@@ -1,0 +1,443 @@
+"""Why a pod does not start: its claims, its node, attaching, mounting."""
+
+from moorage.insight.causes.model import Finding, cause, names, said
+from moorage.insight.matching import nodes_that_fit
+from moorage.insight.world import World, claim_names
+from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
+
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+def is_starting(pod: Pod) -> bool:
+    """Not yet running, and not finished or going away."""
+    return pod.status.phase in ("", "Pending") and not pod.is_deleting
+
+
+def claims_of(world: World, pod: Pod) -> list[PersistentVolumeClaim]:
+    found = (world.claims.get(f"{pod.namespace}/{name}") for name in claim_names(pod))
+    return [claim for claim in found if claim is not None]
+
+
+def volumes_of(world: World, pod: Pod) -> list[PersistentVolume]:
+    found = (world.volumes.get(claim.spec.volume_name) for claim in claims_of(world, pod))
+    return [volume for volume in found if volume is not None]
+
+
+@cause(
+    "pod-claim-missing",
+    Pod,
+    "The pod names a claim that does not exist",
+    "Create the claim in the pod's namespace, or correct the name.",
+)
+def claim_missing(world: World, pod: Pod) -> Finding | None:
+    """A volume of the pod refers to a PersistentVolumeClaim that is not in its namespace."""
+    if not is_starting(pod):
+        return None
+    for volume in pod.spec.volumes:
+        source = volume.persistent_volume_claim
+        if source is not None and f"{pod.namespace}/{source.claim_name}" not in world.claims:
+            return Finding(
+                f"it uses claim {source.claim_name}, which does not exist in namespace {pod.namespace}",
+                f"kubectl -n {pod.namespace} get pvc",
+                said(_unscheduled_event(world, pod)),
+            )
+    return None
+
+
+@cause(
+    "pod-ephemeral-claim-missing",
+    Pod,
+    "The pod's generic ephemeral claim has not been made",
+    "Start the ephemeral volume controller (kube-controller-manager, or `moorage controllers ephemeral`); a quota may "
+    "also refuse the claim, which the pod's events say.",
+)
+def ephemeral_claim_missing(world: World, pod: Pod) -> Finding | None:
+    """The pod has a generic ephemeral volume, and the claim POD-VOLUME that a controller makes for it is not there."""
+    for volume in pod.spec.volumes:
+        if (
+            is_starting(pod)
+            and volume.ephemeral is not None
+            and f"{pod.namespace}/{pod.name}-{volume.name}" not in world.claims
+        ):
+            event = world.warning(pod, "FailedCreate", "FailedBinding", "ProvisioningFailed")
+            words = f": {event.message}" if event else ""
+            return Finding(
+                f"claim {pod.name}-{volume.name} for its ephemeral volume has not been made{words}",
+                f"kubectl -n {pod.namespace} get events",
+                said(event),
+            )
+    return None
+
+
+@cause(
+    "pod-ephemeral-claim-foreign",
+    Pod,
+    "A claim with the name of the pod's ephemeral claim belongs to something else",
+    "Rename the pod or its volume, or remove the other claim.",
+)
+def ephemeral_claim_foreign(world: World, pod: Pod) -> Finding | None:
+    """A claim called POD-VOLUME exists and is not owned by this pod; it is never used for it."""
+    for volume in pod.spec.volumes:
+        claim = world.claims.get(f"{pod.namespace}/{pod.name}-{volume.name}") if volume.ephemeral is not None else None
+        if (
+            is_starting(pod)
+            and claim is not None
+            and not any(o.uid == pod.uid for o in claim.metadata.owner_references)
+        ):
+            return Finding(
+                f"claim {claim.name}, which its ephemeral volume needs, exists and is not its own",
+                f"kubectl -n {pod.namespace} get pvc {claim.name} -o yaml",
+                said(world.warning(pod)),
+            )
+    return None
+
+
+@cause(
+    "pod-claim-deleting",
+    Pod,
+    "A claim of the pod is being deleted",
+    "A claim that is being deleted takes no new pods; delete the pods that hold it, then create it anew.",
+)
+def claim_deleting(world: World, pod: Pod) -> Finding | None:
+    """The scheduler gives no node to a pod whose claim is being deleted."""
+    going = [claim for claim in claims_of(world, pod) if claim.is_deleting]
+    if not is_starting(pod) or pod.spec.node_name or not going:
+        return None
+    return Finding(f"its claim {going[0].name} is being deleted", waits_for=going[0])
+
+
+@cause(
+    "pod-claim-lost",
+    Pod,
+    "A claim of the pod has lost its volume",
+    "The explanation follows the claim.",
+)
+def claim_lost(world: World, pod: Pod) -> Finding | None:
+    """A claim in phase Lost cannot be mounted."""
+    lost = [claim for claim in claims_of(world, pod) if claim.status.phase == "Lost"]
+    if not is_starting(pod) or not lost:
+        return None
+    return Finding(f"its claim {lost[0].name} has lost its volume", waits_for=lost[0])
+
+
+@cause(
+    "pod-rwop-conflict",
+    Pod,
+    "Another pod holds a ReadWriteOncePod claim",
+    "Delete the pod that holds it, or use ReadWriteOnce.",
+)
+def rwop_conflict(world: World, pod: Pod) -> Finding | None:
+    """A claim with access mode ReadWriteOncePod is for one pod at a time."""
+    if not is_starting(pod):
+        return None
+    for claim in claims_of(world, pod):
+        others = [p for p in world.pods_of(claim) if p.uid != pod.uid and p.spec.node_name]
+        if "ReadWriteOncePod" in claim.spec.access_modes and others:
+            return Finding(
+                f"claim {claim.name} is ReadWriteOncePod, and pod {names(others)} has it",
+                f"kubectl -n {pod.namespace} delete pod {others[0].name}",
+                said(_unscheduled_event(world, pod)),
+            )
+    return None
+
+
+@cause(
+    "pod-node-name-late-binding",
+    Pod,
+    "The pod sets nodeName, and its claim waits for the scheduler",
+    "Use a nodeSelector on kubernetes.io/hostname in place of nodeName.",
+)
+def node_name_late_binding(world: World, pod: Pod) -> Finding | None:
+    """A claim of a WaitForFirstConsumer class is provisioned after the scheduler has chosen a node; a pod with
+    nodeName never passes the scheduler."""
+    pending = [c for c in claims_of(world, pod) if c.status.phase in ("", "Pending") and not c.spec.volume_name]
+    if not is_starting(pod) or not pod.spec.node_name or not pending:
+        return None
+    return Finding(f"it has a node, and its claim {pending[0].name} is not bound", waits_for=pending[0])
+
+
+@cause(
+    "pod-attach-limit",
+    Pod,
+    "The nodes have as many volumes as they take",
+    "Remove pods with volumes from a node, add a node, or raise the driver's limit.",
+)
+def attach_limit(world: World, pod: Pod) -> Finding | None:
+    """The driver says how many volumes a node takes (CSINode allocatable), and every node that fits has that many."""
+    message = _unscheduled_message(pod)
+    if not is_starting(pod) or "max volume count" not in message:
+        return None
+    return Finding("no node can take another volume of the driver", "kubectl get csinodes -o yaml", (message,))
+
+
+@cause(
+    "pod-volume-elsewhere",
+    Pod,
+    "No node that the pod may run on can reach its volume",
+    "Let the pod run where the volume is (its node affinity), or bring that node back.",
+)
+def volume_elsewhere(world: World, pod: Pod) -> Finding | None:
+    """A volume with node affinity lives on certain nodes; the pod has not been placed on one of them because they are
+    gone, not ready, cordoned or excluded by the pod itself."""
+    if not is_starting(pod) or pod.spec.node_name:
+        return None
+    for volume in volumes_of(world, pod):
+        if volume.spec.node_affinity is None:
+            continue
+        fit = nodes_that_fit(world, volume)
+        usable = [name for name in fit if _is_usable(world.nodes[name])]
+        if not usable:
+            where = f"{', '.join(fit)}, which cannot take pods now" if fit else "no node that exists"
+            return Finding(
+                f"its volume {volume.name} can be reached from {where}",
+                f"kubectl get pv {volume.name} -o jsonpath='{{.spec.nodeAffinity}}'",
+                (_unscheduled_message(pod),) if _unscheduled_message(pod) else (),
+            )
+    return None
+
+
+@cause(
+    "pod-no-capacity",
+    Pod,
+    "No node has room for the pod's new volumes",
+    "Free space on a node, or ask for less; the capacity objects say what each node has.",
+)
+def no_capacity(world: World, pod: Pod) -> Finding | None:
+    """The driver publishes how much room each node has (CSIStorageCapacity), and none has enough for all claims of the
+    pod together."""
+    message = _unscheduled_message(pod)
+    if not is_starting(pod) or "enough free storage" not in message:
+        return None
+    return Finding("no node has enough free storage for its claims", "kubectl get csistoragecapacities -A", (message,))
+
+
+@cause(
+    "pod-claim-pending",
+    Pod,
+    "A claim of the pod is not bound",
+    "The explanation follows the claim.",
+)
+def claim_pending(world: World, pod: Pod) -> Finding | None:
+    """The pod cannot be placed before its claims are bound, except for claims that wait for the pod itself."""
+    if not is_starting(pod):
+        return None
+    for claim in claims_of(world, pod):
+        storage_class = world.classes.get(claim.spec.storage_class_name or "")
+        late = storage_class is not None and storage_class.volume_binding_mode == "WaitForFirstConsumer"
+        chosen = "volume.kubernetes.io/selected-node" in claim.annotations
+        if claim.status.phase in ("", "Pending") and (not late or chosen):
+            return Finding(f"it waits for claim {claim.name} to be bound", waits_for=claim)
+    return None
+
+
+@cause(
+    "pod-no-node-fits",
+    Pod,
+    "No node fits the pod",
+    "Each node's reason is listed; change what the pod asks for, or the node.",
+)
+def no_node_fits(world: World, pod: Pod) -> Finding | None:
+    """The scheduler looked at every node and none will do; it says why for each."""
+    message = _unscheduled_message(pod)
+    if not is_starting(pod) or pod.spec.node_name or not message:
+        return None
+    return Finding(
+        f"no node fits: {message}",
+        f"kubectl -n {pod.namespace} describe pod {pod.name}",
+        tuple(f"{node.name}: {_state(node)}" for node in world.nodes.values()),
+    )
+
+
+@cause(
+    "pod-scheduler-not-running",
+    Pod,
+    "Nobody schedules the pod",
+    "Start the scheduler (kube-scheduler, or `moorage controllers scheduler`), or correct schedulerName.",
+)
+def scheduler_not_running(world: World, pod: Pod) -> Finding | None:
+    """The pod has no node, and no scheduler has said anything about it."""
+    if not is_starting(pod) or pod.spec.node_name:
+        return None
+    name = pod.spec.scheduler_name or "default-scheduler"
+    return Finding(f"no scheduler has looked at it (schedulerName is {name})", "kubectl -n kube-system get pods")
+
+
+@cause(
+    "pod-node-gone",
+    Pod,
+    "The pod's node does not exist any more",
+    "Delete the pod with --force if the node is gone for good; its owner makes a new one.",
+)
+def node_gone(world: World, pod: Pod) -> Finding | None:
+    """The pod was placed on a node that has been removed from the cluster."""
+    if not pod.spec.node_name or pod.spec.node_name in world.nodes or pod.status.phase in ("Succeeded", "Failed"):
+        return None
+    return Finding(
+        f"its node {pod.spec.node_name} does not exist",
+        f"kubectl -n {pod.namespace} delete pod {pod.name} --force --grace-period=0",
+    )
+
+
+@cause(
+    "pod-node-not-ready",
+    Pod,
+    "The pod's node is not ready",
+    "Bring the node back; if it will not come back, taint it node.kubernetes.io/out-of-service so that volumes move on.",
+)
+def node_not_ready(world: World, pod: Pod) -> Finding | None:
+    """The node agent of the pod's node does not report, so nothing is started, stopped or unmounted there."""
+    node = world.nodes.get(pod.spec.node_name)
+    if node is None or node.is_ready or pod.status.phase in ("Succeeded", "Failed"):
+        return None
+    return Finding(f"its node {node.name} is not ready", f"kubectl describe node {node.name}", waits_for=node)
+
+
+@cause(
+    "pod-multi-attach",
+    Pod,
+    "The volume is still attached to another node",
+    "Delete the pod that holds it there; if that node is dead, taint it node.kubernetes.io/out-of-service.",
+)
+def multi_attach(world: World, pod: Pod) -> Finding | None:
+    """A ReadWriteOnce volume can be on one node at a time, and another node has it."""
+    if not is_starting(pod) or not pod.spec.node_name:
+        return None
+    for volume in volumes_of(world, pod):
+        elsewhere = [a for a in world.attachments_of(volume) if a.spec.node_name != pod.spec.node_name]
+        if not elsewhere or any(mode.endswith("Many") for mode in volume.spec.access_modes):
+            continue
+        node = elsewhere[0].spec.node_name
+        holders = [p for p in world.pods.values() if p.spec.node_name == node and volume in volumes_of(world, p)]
+        by = f" and used by pod {names(holders)}" if holders else ""
+        step = (
+            f"kubectl -n {holders[0].namespace} delete pod {holders[0].name}"
+            if holders
+            else f"kubectl describe node {node}"
+        )
+        return Finding(
+            f"its volume {volume.name} is still attached to node {node}{by}",
+            step,
+            said(world.warning(pod, "FailedAttachVolume")),
+            elsewhere[0],
+        )
+    return None
+
+
+@cause(
+    "pod-driver-not-registered",
+    Pod,
+    "The driver is not registered on the pod's node",
+    "Start the driver and its registrar on that node; `kubectl get csinode` must list it.",
+)
+def driver_not_registered(world: World, pod: Pod) -> Finding | None:
+    """The node agent does not know the driver of the pod's volume: the CSINode object has no entry for it."""
+    if not is_starting(pod) or not pod.spec.node_name:
+        return None
+    wanted = {volume.spec.csi.driver for volume in volumes_of(world, pod) if volume.spec.csi is not None}
+    wanted |= {volume.csi.driver for volume in pod.spec.volumes if volume.csi is not None}
+    for driver in sorted(wanted):
+        if not world.has_driver(pod.spec.node_name, driver):
+            return Finding(
+                f"driver {driver} is not registered on node {pod.spec.node_name}",
+                f"kubectl get csinode {pod.spec.node_name} -o yaml",
+                said(_mount_event(world, pod)),
+            )
+    return None
+
+
+@cause(
+    "pod-inline-not-allowed",
+    Pod,
+    "The driver does not take inline volumes",
+    "Use a claim, or a driver whose CSIDriver lists Ephemeral in volumeLifecycleModes.",
+)
+def inline_not_allowed(world: World, pod: Pod) -> Finding | None:
+    """The pod has a `csi:` volume of its own, and the driver's CSIDriver object does not say that it takes those."""
+    for volume in pod.spec.volumes:
+        driver = world.drivers.get(volume.csi.driver) if volume.csi is not None else None
+        if is_starting(pod) and driver is not None and "Ephemeral" not in driver.spec.volume_lifecycle_modes:
+            return Finding(
+                f"driver {driver.name} does not take inline volumes (volume {volume.name})",
+                f"kubectl get csidriver {driver.name} -o yaml",
+                said(_mount_event(world, pod)),
+            )
+    return None
+
+
+@cause(
+    "pod-attaching",
+    Pod,
+    "The volume is not attached to the node yet",
+    "The explanation follows the attachment.",
+)
+def attaching(world: World, pod: Pod) -> Finding | None:
+    """The node mounts a volume only after it has been attached to it."""
+    if not is_starting(pod) or not pod.spec.node_name:
+        return None
+    for volume in volumes_of(world, pod):
+        for attachment in world.attachments_of(volume):
+            if attachment.spec.node_name == pod.spec.node_name and not attachment.status.attached:
+                return Finding(
+                    f"it waits for volume {volume.name} to be attached to {pod.spec.node_name}", waits_for=attachment
+                )
+    return None
+
+
+@cause(
+    "pod-attach-not-begun",
+    Pod,
+    "Nobody has begun to attach the volume",
+    "Start the attach/detach controller (kube-controller-manager, or `moorage controllers attachdetach`).",
+)
+def attach_not_begun(world: World, pod: Pod) -> Finding | None:
+    """The driver needs attaching (CSIDriver attachRequired), and there is no VolumeAttachment for the pod's node."""
+    if not is_starting(pod) or not pod.spec.node_name:
+        return None
+    for volume in volumes_of(world, pod):
+        if volume.spec.csi is None or not _needs_attach(world, volume.spec.csi.driver):
+            continue
+        if not any(a.spec.node_name == pod.spec.node_name for a in world.attachments_of(volume)):
+            event: Event | None = world.warning(pod, "FailedAttachVolume")
+            words = f": {event.message}" if event else ""
+            return Finding(
+                f"volume {volume.name} has not been attached to {pod.spec.node_name}{words}",
+                "kubectl get volumeattachments",
+                said(event),
+            )
+    return None
+
+
+def attachment_on(world: World, volume: PersistentVolume, node: str) -> VolumeAttachment | None:
+    return next((a for a in world.attachments_of(volume) if a.spec.node_name == node), None)
+
+
+def _needs_attach(world: World, driver: str) -> bool:
+    found = world.drivers.get(driver)
+    return found is None or found.spec.attach_required is not False
+
+
+def _unscheduled_message(pod: Pod) -> str:
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return condition.message
+    return ""
+
+
+def _unscheduled_event(world: World, pod: Pod) -> Event | None:
+    return world.warning(pod, "FailedScheduling")
+
+
+def _mount_event(world: World, pod: Pod) -> Event | None:
+    return world.warning(pod, "FailedMount", "FailedMapVolume")
+
+
+def _is_usable(node: Node) -> bool:
+    return node.is_ready and not node.spec.unschedulable
+
+
+def _state(node: Node) -> str:
+    words = ["ready" if node.is_ready else "not ready"]
+    if node.spec.unschedulable:
+        words.append("cordoned")
+    words += [f"taint {taint.key}:{taint.effect}" for taint in node.spec.taints]
+    return ", ".join(words)

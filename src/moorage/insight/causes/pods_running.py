@@ -1,0 +1,224 @@
+"""Why a pod on its node does not run, or does not end: mounting, containers, termination."""
+
+from moorage.insight.causes.model import Finding, cause, said
+from moorage.insight.causes.pods import is_starting, volumes_of
+from moorage.insight.world import World
+from moorage.kube.objects import Event, Pod
+
+
+def _mount_words(world: World, pod: Pod) -> Event | None:
+    return world.warning(pod, "FailedMount", "FailedMapVolume") if is_starting(pod) and pod.spec.node_name else None
+
+
+def _step(pod: Pod) -> str:
+    return f"kubectl -n {pod.namespace} describe pod {pod.name}"
+
+
+@cause(
+    "pod-secret-missing",
+    Pod,
+    "A secret that the pod or its volume needs does not exist",
+    "Create the secret in the namespace that is named.",
+)
+def secret_missing(world: World, pod: Pod) -> Finding | None:
+    """Mounting stops because a secret (of the pod, or for the driver) cannot be read."""
+    event = _mount_words(world, pod)
+    if event is None or "secret" not in event.message.lower() or "not found" not in event.message.lower():
+        return None
+    return Finding(f"a secret that it needs does not exist: {event.message}", "kubectl get secrets -A", said(event))
+
+
+@cause(
+    "pod-configmap-missing",
+    Pod,
+    "A config map that the pod needs does not exist",
+    "Create the config map.",
+)
+def configmap_missing(world: World, pod: Pod) -> Finding | None:
+    """Mounting stops because a config map cannot be read."""
+    event = _mount_words(world, pod)
+    if event is None or "configmap" not in event.message.lower() or "not found" not in event.message.lower():
+        return None
+    return Finding(
+        f"a config map that it needs does not exist: {event.message}",
+        f"kubectl -n {pod.namespace} get configmaps",
+        said(event),
+    )
+
+
+@cause(
+    "pod-filesystem-damaged",
+    Pod,
+    "The volume's filesystem is damaged",
+    "Take a copy of the volume, then repair it (e2fsck -f, xfs_repair) while it is not mounted; it is never reformatted.",
+)
+def filesystem_damaged(world: World, pod: Pod) -> Finding | None:
+    """The check before the mount, or the mount itself, found errors that need a person."""
+    event = _mount_words(world, pod)
+    signs = ("fsck", "superblock", "corrupt", "structure needs cleaning", "damaged", "bad magic")
+    if event is None or not any(sign in event.message.lower() for sign in signs):
+        return None
+    return Finding(f"its volume's filesystem needs repair: {event.message}", _step(pod), said(event))
+
+
+@cause(
+    "pod-format-failed",
+    Pod,
+    "The volume could not be formatted",
+    "Read the words of mkfs: the volume may be too small for the filesystem, or hold data that must not be lost.",
+)
+def format_failed(world: World, pod: Pod) -> Finding | None:
+    """mkfs failed at the first use of the volume, or refused because the device is not empty."""
+    event = _mount_words(world, pod)
+    if event is None or not any(sign in event.message.lower() for sign in ("mkfs", "format")):
+        return None
+    return Finding(f"its volume could not be formatted: {event.message}", _step(pod), said(event))
+
+
+@cause(
+    "pod-driver-silent",
+    Pod,
+    "The driver does not answer on the node",
+    "Look at the driver's process on that node; restarting it disturbs no running pod.",
+)
+def driver_silent(world: World, pod: Pod) -> Finding | None:
+    """NodeStageVolume or NodePublishVolume ended by its deadline, or nobody listens on the driver's socket."""
+    event = _mount_words(world, pod)
+    signs = (
+        "deadlineexceeded",
+        "deadline_exceeded",
+        "deadline exceeded",
+        "unavailable",
+        "connection refused",
+        "no answer",
+    )
+    if event is None or not any(sign in event.message.lower() for sign in signs):
+        return None
+    return Finding(f"the driver on node {pod.spec.node_name} does not answer: {event.message}", _step(pod), said(event))
+
+
+@cause(
+    "pod-mount-option-refused",
+    Pod,
+    "The kernel refuses the mount options",
+    "Correct mountOptions of the class, or of the volume.",
+)
+def mount_option_refused(world: World, pod: Pod) -> Finding | None:
+    """mount(2) answered that an option is invalid; the options come from the class or the volume."""
+    event = _mount_words(world, pod)
+    options = [volume for volume in volumes_of(world, pod) if volume.spec.mount_options]
+    if event is None or not options or "invalid argument" not in event.message.lower():
+        return None
+    return Finding(
+        f"mounting {options[0].name} with {','.join(options[0].spec.mount_options)} is refused: {event.message}",
+        f"kubectl get pv {options[0].name} -o jsonpath='{{.spec.mountOptions}}'",
+        said(event),
+    )
+
+
+@cause("pod-mount-fails", Pod, "Mounting fails", "Read the driver's words; it is tried again with growing waits.")
+def mount_fails(world: World, pod: Pod) -> Finding | None:
+    """Staging or publishing the volume fails; the event holds the driver's words."""
+    event = _mount_words(world, pod)
+    if event is None:
+        return None
+    return Finding(f"mounting fails: {event.message}", _step(pod), said(event))
+
+
+@cause(
+    "pod-image",
+    Pod,
+    "The container's image cannot be had",
+    "On the embedded cluster use image: host; elsewhere correct the image's name or the registry's credentials.",
+)
+def image(world: World, pod: Pod) -> Finding | None:
+    """A container waits for its image."""
+    for status in pod.status.container_statuses:
+        waiting = status.state.get("waiting") or {}
+        if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
+            return Finding(
+                f"container {status.name} has no image: {waiting.get('message') or waiting['reason']}", _step(pod)
+            )
+    return None
+
+
+@cause(
+    "pod-crashing",
+    Pod,
+    "A container ends again and again",
+    "Read the container's log; its volumes are mounted.",
+)
+def crashing(world: World, pod: Pod) -> Finding | None:
+    """The volumes are there and the process fails; a permission error on the volume is a matter of fsGroup."""
+    for status in pod.status.container_statuses:
+        waiting = status.state.get("waiting") or {}
+        if waiting.get("reason") == "CrashLoopBackOff":
+            ended = (status.last_state.get("terminated") or {}).get("exitCode", "?")
+            return Finding(
+                f"container {status.name} ends with code {ended} each time it is started",
+                f"kubectl -n {pod.namespace} logs {pod.name} -c {status.name} --previous",
+                _fs_group_note(world, pod),
+            )
+    return None
+
+
+@cause(
+    "pod-fs-group-ignored",
+    Pod,
+    "The pod's fsGroup has no effect on its volume",
+    "Set fsGroupPolicy: File on the CSIDriver (delete and create it), or set owners inside the volume by hand.",
+)
+def fs_group_ignored(world: World, pod: Pod) -> Finding | None:
+    """The pod asks for a group on its volumes, and the driver's fsGroupPolicy says that ownership is left alone."""
+    note = _fs_group_note(world, pod)
+    if not note or pod.is_deleting:
+        return None
+    return Finding(note[0], "kubectl get csidrivers -o custom-columns=NAME:.metadata.name,POLICY:.spec.fsGroupPolicy")
+
+
+@cause(
+    "pod-deleting",
+    Pod,
+    "The pod is being deleted and has not ended",
+    "Wait for its grace period; a finalizer is removed by its owner, a dead node needs --force.",
+)
+def deleting(world: World, pod: Pod) -> Finding | None:
+    """The node stops the containers, unmounts the volumes and lets the object go; a finalizer can hold it longer."""
+    if not pod.is_deleting:
+        return None
+    if pod.finalizers:
+        return Finding(f"it is being deleted and finalizer {pod.finalizers[0]} holds it", _step(pod))
+    event = world.warning(pod, "FailedUnMount", "FailedKillPod", "FailedUnmapDevice")
+    words = f": {event.message}" if event else ""
+    return Finding(f"it is being stopped on node {pod.spec.node_name or '(none)'}{words}", _step(pod), said(event))
+
+
+@cause(
+    "pod-starting",
+    Pod,
+    "The node is starting the pod",
+    "Wait; mounting and starting take a moment.",
+)
+def starting(world: World, pod: Pod) -> Finding | None:
+    """The pod has a node, its volumes are attached, and nothing has failed so far."""
+    if not is_starting(pod) or not pod.spec.node_name:
+        return None
+    return Finding(f"node {pod.spec.node_name} is mounting its volumes or starting its containers", _step(pod))
+
+
+def _fs_group_note(world: World, pod: Pod) -> tuple[str, ...]:
+    context = pod.spec.security_context
+    if context is None or context.fs_group is None:
+        return ()
+    for volume in volumes_of(world, pod):
+        if volume.spec.csi is None:
+            continue
+        driver = world.drivers.get(volume.spec.csi.driver)
+        policy = (driver.spec.fs_group_policy if driver is not None else None) or "ReadWriteOnceWithFSType"
+        once = set(volume.spec.access_modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}
+        if policy == "None" or (policy == "ReadWriteOnceWithFSType" and not (once and volume.spec.csi.fs_type)):
+            return (
+                f"fsGroup {context.fs_group} is not applied to volume {volume.name}: "
+                f"fsGroupPolicy of {volume.spec.csi.driver} is {policy}",
+            )
+    return ()

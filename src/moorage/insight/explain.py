@@ -1,0 +1,209 @@
+"""Why an object is where it is: the first cause that holds, followed to what it waits for.
+
+Owns: turning a reference such as `pvc/data` into a story: one sentence, the chain behind it, evidence, one next step.
+May not touch: writes, terminals.
+Start reading at: `explain`.
+"""
+
+from dataclasses import dataclass, field
+
+from moorage.errors import MoorageError, UsageError
+from moorage.insight.causes import REGISTRY, Cause, Finding
+from moorage.insight.world import World, read_all, read_around
+from moorage.kube.client import Client
+from moorage.kube.objects import (
+    KubeObject,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    VolumeAttachment,
+    VolumeSnapshot,
+)
+
+_LONGEST_CHAIN = 8
+
+KINDS: dict[str, type[KubeObject]] = {
+    "pvc": PersistentVolumeClaim,
+    "persistentvolumeclaim": PersistentVolumeClaim,
+    "claim": PersistentVolumeClaim,
+    "pv": PersistentVolume,
+    "persistentvolume": PersistentVolume,
+    "volume": PersistentVolume,
+    "pod": Pod,
+    "po": Pod,
+    "va": VolumeAttachment,
+    "volumeattachment": VolumeAttachment,
+    "snapshot": VolumeSnapshot,
+    "volumesnapshot": VolumeSnapshot,
+    "vs": VolumeSnapshot,
+    "node": Node,
+    "no": Node,
+}
+_WORDS: dict[type[KubeObject], str] = {
+    PersistentVolumeClaim: "pvc",
+    PersistentVolume: "pv",
+    Pod: "pod",
+    VolumeAttachment: "va",
+    VolumeSnapshot: "snapshot",
+    Node: "node",
+}
+_FIELDS: dict[type[KubeObject], str] = {
+    PersistentVolumeClaim: "claims",
+    PersistentVolume: "volumes",
+    Pod: "pods",
+    VolumeAttachment: "attachments",
+    VolumeSnapshot: "snapshots",
+    Node: "nodes",
+}
+
+
+class NoSuchObject(MoorageError):
+    """The object asked about is not in the cluster."""
+
+    code = "NOT_FOUND"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One object of the chain: where it stands and what it waits for."""
+
+    object: str
+    state: str
+    sentence: str
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Story:
+    """The whole explanation of one object."""
+
+    object: str
+    sentence: str
+    cause: str
+    stuck: bool
+    chain: list[Link] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    next_step: str = ""
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+async def explain(client: Client, reference: str, namespace: str) -> Story:
+    """The story of one object, given as `pvc/NAME` and the like."""
+    kind, name = parse(reference)
+    world = await read_around(client, kind, namespace)
+    return story_of(world, found(world, kind, name, namespace))
+
+
+async def explain_all(client: Client) -> list[Story]:
+    """The stories of everything that is stuck, each told once, from where it begins."""
+    return stuck_stories(await read_all(client))
+
+
+def parse(reference: str) -> tuple[type[KubeObject], str]:
+    """`pvc/data` as a kind and a name; UsageError says what would be understood."""
+    word, slash, name = reference.partition("/")
+    kind = KINDS.get(word.lower().rstrip("s") if word.lower() not in KINDS else word.lower())
+    if not slash or not name or kind is None:
+        raise UsageError(f"{reference!r}: want KIND/NAME with pvc, pod, pv, va, snapshot or node")
+    return kind, name
+
+
+def found(world: World, kind: type[KubeObject], name: str, namespace: str) -> KubeObject:
+    objects: dict[str, KubeObject] = getattr(world, _FIELDS[kind])
+    key = f"{namespace}/{name}" if kind.resource.namespaced else name
+    if key not in objects:
+        where = f" in namespace {namespace}" if kind.resource.namespaced else ""
+        why = world.unreadable.get(kind.resource.kind)
+        raise NoSuchObject(f"there is no {_WORDS[kind]}/{name}{where}" + (f": {why}" if why else ""))
+    return objects[key]
+
+
+def story_of(world: World, obj: KubeObject) -> Story:
+    """Follow causes from an object to the one that explains it; the last one gives the next step."""
+    chain: list[Link] = []
+    evidence: list[str] = []
+    seen: set[str] = set()
+    step, last_id, current = "", "", obj
+    while True:
+        seen.add(current.uid or current.key)
+        cause, finding = first_cause(world, current)
+        sentence = finding.sentence if finding else "it is well"
+        chain.append(Link(ref(current), state_of(current), sentence, cause.id if cause else ""))
+        if finding is None:
+            break
+        evidence += [line for line in finding.evidence if line not in evidence]
+        step, last_id = finding.next_step or step, cause.id if cause else last_id
+        following = finding.waits_for
+        if following is None or (following.uid or following.key) in seen or len(chain) >= _LONGEST_CHAIN:
+            break
+        current = following
+    told = [link for link in chain if link.cause] or chain
+    if not last_id:
+        return Story(ref(obj), f"{ref(obj)}: {well(world, obj)}", "", False, chain, evidence, "", world.unreadable)
+    sentence = f"{ref(obj)}: " + " — ".join(link.sentence for link in told)
+    return Story(ref(obj), sentence, last_id, True, chain, evidence, step, world.unreadable)
+
+
+def stuck_stories(world: World) -> list[Story]:
+    """Stories of objects with a cause, leaving out those that are only a step in another's chain."""
+    stories = []
+    for kind in (PersistentVolumeClaim, Pod, VolumeSnapshot, PersistentVolume, VolumeAttachment, Node):
+        objects: dict[str, KubeObject] = getattr(world, _FIELDS[kind])
+        stories += [story_of(world, obj) for obj in objects.values()]
+    stuck = [story for story in stories if story.stuck]
+    told = {link.object for story in stuck for link in story.chain[1:]}
+    return [story for story in stuck if story.object not in told]
+
+
+def first_cause(world: World, obj: KubeObject) -> tuple[Cause | None, Finding | None]:
+    for cause in REGISTRY:
+        if cause.about is type(obj):
+            finding = cause.test(world, obj)
+            if finding is not None:
+                return cause, finding
+    return None, None
+
+
+def ref(obj: KubeObject) -> str:
+    word = _WORDS.get(type(obj), obj.resource.kind.lower())
+    return f"{word}/{obj.name}" + (f" ({obj.namespace})" if obj.namespace not in ("", "default") else "")
+
+
+def state_of(obj: KubeObject) -> str:
+    """The state in one word, as kubectl shows it."""
+    if obj.is_deleting:
+        return "Terminating"
+    match obj:
+        case PersistentVolumeClaim() | PersistentVolume() | Pod():
+            return obj.status.phase or "Pending"
+        case VolumeAttachment():
+            return "attached" if obj.status.attached else "not attached"
+        case VolumeSnapshot():
+            return "ready" if obj.status is not None and obj.status.ready_to_use else "not ready"
+        case Node():
+            return "Ready" if obj.is_ready else "NotReady"
+    return ""
+
+
+def well(world: World, obj: KubeObject) -> str:
+    """One sentence about an object with which nothing is wrong."""
+    match obj:
+        case PersistentVolumeClaim():
+            users = world.pods_of(obj)
+            used = (
+                f", used by pod {users[0].name} on {users[0].spec.node_name or 'no node yet'}"
+                if users
+                else ", used by no pod"
+            )
+            return f"it is bound to {obj.spec.volume_name}{used}; nothing is wrong"
+        case PersistentVolume() if obj.spec.claim_ref is not None:
+            holder = f"{obj.spec.claim_ref.namespace}/{obj.spec.claim_ref.name}"
+            return f"it is {obj.status.phase} for claim {holder}; nothing is wrong"
+        case PersistentVolume():
+            return "it is free and waits for a claim; nothing is wrong"
+        case Pod():
+            return f"it is {obj.status.phase or 'Pending'} on {obj.spec.node_name or 'no node'}; nothing is wrong"
+        case VolumeAttachment():
+            return f"it is attached to {obj.spec.node_name}; nothing is wrong"
+    return f"it is {state_of(obj)}; nothing is wrong"
