@@ -166,7 +166,7 @@ class Informer(Generic[T]):
         await self._watch()
 
     async def _watch_from_list(self) -> None:
-        """Take the list and what follows it from one stream; a server that cannot do this is listed plainly next."""
+        """Take the list and what follows it from one stream; after a refusal the list is still to be made."""
         fresh: dict[str, T] = {}
         stream = self._client.watch(self.kind, initial=True, timeout_s=random.randint(300, 600), **self._scope)
         try:
@@ -182,14 +182,17 @@ class Informer(Generic[T]):
                         _collect(fresh, event)
         except TimeoutError:
             self._streams_lists = False
+            return
         except ApiError as error:
             if not self._must_list:
                 raise
             self._streamed_failures += 1
-            if error.status in _REFUSED or isinstance(error, Gone | Unavailable):
+            if error.status in _REFUSED or error.reason == "Unreachable":
                 raise
-            self._streams_lists = False
-        if self._must_list and self._streams_lists:
+            if error.status <= 500:  # 4xx: it does not know this; 500: its etcd is too old for it
+                self._streams_lists = False
+            return
+        if self._must_list:
             self._streamed_failures += 1
             raise Unavailable(503, "Unreachable", "the initial list ended before its end was announced")
 
@@ -215,6 +218,8 @@ class Informer(Generic[T]):
                 self._drop(known, obj)
         elif event.type in ("ADDED", "MODIFIED"):
             self._put(obj)
+        elif 0 < obj.version < self._seen_version:
+            raise Gone(410, "Expired", "the server's history is behind ours: it was restored from an older copy")
         self._seen_version = max(self._seen_version, obj.version)
 
     def _replace(self, fresh: dict[str, T], version: int) -> None:

@@ -88,6 +88,7 @@ class FakeApi:
         self.oldest = 0
         self.streams_lists = True
         self.ignores_initial = False
+        self.refuse_stream_with = 0  # an ERROR line of this code in the stream
         self.faults: deque[Fault] = deque()
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         self.headers: list[dict[str, str]] = []
@@ -276,6 +277,13 @@ class FakeApi:
         if not initial and since < self.oldest:
             gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
             await response.write(json.dumps(gone).encode() + b"\n")
+            return response
+        if initial and self.refuse_stream_with:
+            error = {
+                "type": "ERROR",
+                "object": {"kind": "Status", "code": self.refuse_stream_with, "reason": "Scripted"},
+            }
+            await response.write(json.dumps(error).encode() + b"\n")
             return response
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         for line in self._backlog(request.path, initial, since):

@@ -102,6 +102,39 @@ def test_a_server_without_streamed_lists_costs_no_waiting(virtual, fake):
     virtual(story)
 
 
+@pytest.mark.parametrize("status", [400, 422, 500, 504])
+def test_any_refusal_of_a_streamed_list_falls_back_at_once(virtual, fake, status):
+    async def story():
+        async with fake() as api:
+            api.put(f"{MAPS}/a")
+            api.refuse_stream_with = status
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            async with Following(api) as one:
+                await one.informer.wait_synced()
+                assert loop.time() - began < 0.1
+                assert one.notes.state == versions_in(api)
+
+    virtual(story)
+
+
+def test_a_bookmark_from_the_past_means_that_the_server_was_restored(virtual, fake):
+    async def story():
+        async with fake() as api:
+            api.version = 5000
+            api.put(f"{MAPS}/a")
+            async with Following(api) as one:
+                await one.informer.wait_synced()
+                api.version = 100
+                api.objects.clear()
+                api.put(f"{MAPS}/b")
+                api.bookmark()
+                await until(lambda: one.notes.state == versions_in(api))
+                assert one.informer.relists == 2
+
+    virtual(story)
+
+
 def test_a_server_that_ignores_the_wish_for_a_streamed_list_is_listed(virtual, fake):
     async def story():
         async with fake() as api:
