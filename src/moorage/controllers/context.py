@@ -16,6 +16,7 @@ from typing import Protocol, Self
 from moorage.kube.client import Client
 from moorage.kube.events import Recorder
 from moorage.kube.informer import Informers
+from moorage.kube.queue import WorkQueue
 
 
 class Busy(Protocol):
@@ -65,6 +66,11 @@ class Activity:
     def is_idle(self) -> bool:
         """No queue holds a key that is due, nothing is in flight; keys that wait for a later time do not count."""
         return not self._in_flight and all(work.is_idle for work in self._watched)
+
+    def is_idle_for(self, seconds: float) -> bool:
+        """Idle, and no queue has a key that comes back within this time, such as one that failed a moment ago."""
+        due = (work.next_due_s() for work in self._watched if isinstance(work, WorkQueue))
+        return self.is_idle and all(in_s is None or in_s > seconds for in_s in due)
 
 
 class Recorders:

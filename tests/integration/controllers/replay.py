@@ -45,6 +45,7 @@ OBSERVED = {
     "expansion": ("PersistentVolumeClaim", "PersistentVolume", "Pod"),
     "attachdetach": ("VolumeAttachment", "Node", "Pod"),
 }
+_SOON_S = 0.3  # what is tried again within this time is awaited
 MERGE = "application/merge-patch+json"
 Scenario = dict[str, Any]
 PassTime = Callable[[float], Awaitable[None]]
@@ -96,8 +97,8 @@ class Stage:
     async def settle(self, timeout_s: float = 30.0) -> None:
         """Return when the controllers have nothing left to do, and would not find anything by looking again.
 
-        Rest is: every informer holds what the server holds, and no queue has a key that is due. Both must hold in one
-        moment, before and after the controllers were made to do what they do from time to time.
+        Rest is: every informer holds what the server holds, and no queue has a key that is due or soon will be. Both
+        must hold in one moment, before and after the controllers were made to do what they do from time to time.
         """
         if self._running is None:
             return
@@ -128,7 +129,7 @@ class Stage:
         calm = 0
         while calm < 3:  # a look that found nothing to do may still have woken a task: be sure
             self._raise_failure()
-            is_calm = self.activity.is_idle and not self._behind()
+            is_calm = self.activity.is_idle_for(_SOON_S) and not self._behind()
             calm = calm + 1 if is_calm else 0
             await asyncio.sleep(0 if is_calm else 0.001)
 
@@ -335,7 +336,7 @@ def normalised(kind: str, obj: Mapping[str, Any], symbols: Mapping[str, str]) ->
         "deleting": bool(meta.get("deletionTimestamp")) or None,
     }
     if kind == "Pod":
-        out |= {"spec": {"nodeName": spec.get("nodeName")}, "status": {"phase": status.get("phase")}}
+        out |= {"spec": {k: spec[k] for k in ("nodeName",) if spec.get(k)}, "status": {"phase": status.get("phase")}}
     elif kind == "Node":
         attached = sorted(status.get("volumesAttached") or [], key=lambda volume: volume["name"])
         out["status"] = {"volumesInUse": sorted(status.get("volumesInUse") or []), "volumesAttached": attached}
