@@ -7,7 +7,9 @@ Start reading at: `KubeletProxy.stream`.
 
 import asyncio
 import ipaddress
+import ssl
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,8 +27,14 @@ PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 class KubeletProxy:
     """Forwards pods/log and pods/exec."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, certificate: tuple[Path, Path] | None = None) -> None:
         self._store = store
+        self._tls: ssl.SSLContext | bool = False
+        if certificate is not None:  # agents ask who we are; their own certificates are self-signed
+            self._tls = ssl.create_default_context()
+            self._tls.check_hostname = False
+            self._tls.verify_mode = ssl.CERT_NONE
+            self._tls.load_cert_chain(*certificate)
 
     def stream(self, request: web.BaseRequest, route: Route, _user: User) -> Awaitable[web.StreamResponse] | None:
         if (route.group, route.plural) != ("", "pods"):
@@ -67,7 +75,7 @@ class KubeletProxy:
         timeout = aiohttp.ClientTimeout(total=None, connect=10)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             try:
-                async with session.get(url, params=query, ssl=False) as answer:
+                async with session.get(url, params=query, ssl=self._tls) as answer:
                     if answer.status != 200:
                         text = (await answer.text())[:500]
                         raise StatusError(
@@ -98,7 +106,7 @@ class KubeletProxy:
         url = f"{base}/{route.subresource}/{route.namespace}/{route.name}/{container}"
         async with aiohttp.ClientSession() as session:
             try:
-                upstream = await session.ws_connect(url, params=query, protocols=usable, ssl=False, max_msg_size=0)
+                upstream = await session.ws_connect(url, params=query, protocols=usable, ssl=self._tls, max_msg_size=0)
             except aiohttp.ClientError as error:
                 raise internal(f"the node of pod {route.name} does not take the command: {error}") from error
             chosen = upstream.protocol or usable[0]

@@ -96,7 +96,7 @@ class ApiServer:
         self.edge = Edge(Verbs(self.resources), self.registry, authenticator, config.limits)
         authorizer = Authorizer(self.store, config.enforces_rbac)
         self.edge.allows = authorizer.allow
-        self.edge.streams.append(KubeletProxy(self.store).stream)
+        self.edge.streams.append(KubeletProxy(self.store, self.identity.admin).stream)
         self.edge.specials += [
             PodVerbs(self.resources, self.registry).answer,
             Reviews(self.store, authenticator, authorizer).answer,
