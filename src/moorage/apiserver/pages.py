@@ -5,8 +5,10 @@ May not touch: objects.
 Start reading at: `Pages.install`.
 """
 
+from moorage.apiserver import gnostic
 from moorage.apiserver.discovery import VERSION, Discovery
 from moorage.apiserver.http import Edge
+from moorage.apiserver.openapi import OpenApi
 from moorage.apiserver.store import encode
 from moorage.apiserver.verbs import Answer
 
@@ -19,9 +21,11 @@ class Pages:
     def __init__(self, edge: Edge, discovery: Discovery) -> None:
         self._edge = edge
         self._discovery = discovery
+        self._openapi = OpenApi(edge.registry)
+        self._encoded: tuple[int, bytes] | None = None
 
     def install(self) -> None:
-        self._edge.pages += [self._health, self._version, self._discover, self._metrics]
+        self._edge.pages += [self._health, self._version, self._discover, self._metrics, self._schemas]
 
     def _health(self, path: str, _accept: str) -> Answer | None:
         head = "/" + path.strip("/").split("/")[0]
@@ -45,6 +49,21 @@ class Pages:
         if version:
             media = f"application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
         return Answer(encode(document), media=media)
+
+    def _schemas(self, path: str, accept: str) -> Answer | None:
+        if path == "/openapi/v3":
+            return Answer(encode(self._openapi.index()))
+        if path.startswith("/openapi/v3/"):
+            document = self._openapi.v3(path.removeprefix("/openapi/v3/"))
+            return Answer(encode(document)) if document else None
+        if path != "/openapi/v2":
+            return None
+        if gnostic.MEDIA.partition("@")[0] in accept and "protobuf" in accept:
+            revision = self._edge.registry.revision
+            if self._encoded is None or self._encoded[0] != revision:
+                self._encoded = (revision, gnostic.document(self._openapi.v2()))
+            return Answer(self._encoded[1], media=gnostic.MEDIA)
+        return Answer(encode(self._openapi.v2()))
 
     def _metrics(self, path: str, _accept: str) -> Answer | None:
         if path != "/metrics":
