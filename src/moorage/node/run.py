@@ -160,6 +160,7 @@ async def run(config: AgentConfig, stop: asyncio.Event) -> None:
             agent.pods.recover()
             log.info("disk read", volumes=len(agent.volumes.world.actual), seconds=time.monotonic() - started)
             stack.push_async_callback(agent.runtime.close)
+            await agent.runtime.open()
             await stack.enter_async_context(agent.endpoint)
             await _serve(agent, informers, stop)
     finally:

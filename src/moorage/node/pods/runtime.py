@@ -70,6 +70,10 @@ class Runtime:
         self._starting = asyncio.Lock()
         self._followed: dict[int, Container] = {}
 
+    async def open(self) -> None:
+        """Start the zygote now, so that the first pod does not wait for it."""
+        await self._zygote()
+
     async def start(self, container: Container, spec: Mapping[str, Any]) -> None:
         """Run a container; returns when its program has been executed, or raises ContainerFailed."""
         container.directory.mkdir(parents=True, exist_ok=True, mode=0o750)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import prometheus_client
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from moorage.kube.client import Client
 from moorage.kube.objects.meta import as_document, seconds_of
@@ -77,7 +78,7 @@ class Endpoint:
             await self._runner.cleanup()
 
     @web.middleware
-    async def _checked(self, request: web.Request, handler: web.Handler) -> web.StreamResponse:  # type: ignore[name-defined]
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path != "/healthz":
             refusal = await self._gate.refusal(request)
             if refusal is not None:
