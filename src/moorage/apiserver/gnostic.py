@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 Document = dict[str, Any]
-MEDIA = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+ASKED = "application/com.github.proto-openapi.spec.v2"  # what every spelling of the media type begins with
+MEDIA = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"  # with @, as it is asked for, it is no valid type
 
 
 def document(source: Document) -> bytes:

@@ -58,7 +58,7 @@ class Pages:
             return Answer(encode(document)) if document else None
         if path != "/openapi/v2":
             return None
-        if gnostic.MEDIA.partition("@")[0] in accept and "protobuf" in accept:
+        if gnostic.ASKED in accept:
             revision = self._edge.registry.revision
             if self._encoded is None or self._encoded[0] != revision:
                 self._encoded = (revision, gnostic.document(self._openapi.v2()))
