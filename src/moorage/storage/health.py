@@ -20,6 +20,8 @@ from moorage.storage.model import Capacity, HealthEntry, HealthStatus, Kind, Vol
 
 DEGRADED, INACCESSIBLE, DATA_LOSS = HealthStatus.DEGRADED, HealthStatus.INACCESSIBLE, HealthStatus.DATA_LOSS
 
+_EMERGENCY = {"emergency_ro", "shutdown"}
+
 
 def volume_signs(volume: Volume) -> list[HealthEntry]:
     """What the pool shows: the data missing, of the wrong type or cut short, the size not enforced."""
@@ -72,7 +74,10 @@ def node_signs(volume: Volume, wants_direct_io: bool = True) -> list[HealthEntry
         return []
     entries: list[HealthEntry] = []
     table = mountinfo.mounts()
-    for device in loop.find(volume.data) or _orphans(volume):
+    found = loop.find(volume.data)
+    for device in found or _orphans(volume):
+        if device not in found:
+            entries.append(HealthEntry(DATA_LOSS, "BackingFileDeleted", f"{device.path} points at a deleted file"))
         entries += _device_signs(volume, device, wants_direct_io)
         entries += _mount_signs(device, mountinfo.mounts_of_device(device.device, table))
     return _unique(entries)
@@ -86,12 +91,6 @@ def _orphans(volume: Volume) -> list[LoopDevice]:
 
 def _device_signs(volume: Volume, device: LoopDevice, wants_direct_io: bool) -> list[HealthEntry]:
     entries = []
-    if device.is_deleted:
-        entries.append(
-            HealthEntry(
-                DATA_LOSS, "BackingFileDeleted", f"{device.path} points at a deleted file: {device.backing_file}"
-            )
-        )
     if wants_direct_io and not device.direct_io:
         entries.append(HealthEntry(DEGRADED, "DirectIOLost", f"{device.path} caches twice: it runs without direct I/O"))
     if volume.filesystem:
@@ -114,7 +113,9 @@ def _mount_signs(device: LoopDevice, mounts: Sequence[Mount]) -> list[HealthEntr
         )
     for mount in mounts:
         # The whole filesystem went read-only, not just one read-only bind of it.
-        if "ro" in mount.super_options and "ro" not in mount.options and not device.read_only:
+        # Newer kernels keep `rw` and say that an error made it so with a word of their own.
+        is_ro = "ro" in mount.super_options and "ro" not in mount.options and not device.read_only
+        if is_ro or _EMERGENCY & set(mount.super_options):
             entries.append(
                 HealthEntry(INACCESSIBLE, "RemountedReadOnly", f"{mount.target} was remounted read-only after an error")
             )

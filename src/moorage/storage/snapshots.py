@@ -179,6 +179,7 @@ class Snapshots:
         if not is_ours:
             self._context.ledger.changed(promised=-held)
             return _same_source(self.get(ident), request)
+        self._context.ledger.changed(promised=record.data_bytes - held)
         directory = os.path.join(self._layout.snapshots, ident)
         return record.public(self._context.config.name, Path(directory, DATA))
 
@@ -254,8 +255,8 @@ class Snapshots:
             write_file(os.path.join(built, GROUP_RECORD), encoded(group))
             reached("group.record")
             is_ours = self._layout.publish(built, self._layout.groups, ident)
-        if not is_ours:
-            self._context.ledger.changed(promised=-held)
+        kept = sum(cut.data_bytes for cut in cuts) if is_ours else 0
+        self._context.ledger.changed(promised=kept - held)
 
     def check_members(self, ident: str, snapshot_ids: Sequence[str]) -> None:
         """Refuse member ids that are not this group's; none at all says nothing."""
