@@ -89,14 +89,22 @@ class CsiClient(CsiCalls):
             raise CsiError("connect", "UNAVAILABLE", f"nothing answered on {self.path} in {timeout_s:g} s") from None
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return once the driver's Probe says ready; a Probe that fails is raised as it is."""
+        """Return once the driver's Probe says ready; a Probe that fails is raised as it is.
+
+        A connection that breaks meanwhile is waited for again: it may be that of a driver just gone.
+        """
         async with asyncio.timeout(timeout_s):
-            await self.wait_connected(timeout_s)
             while True:
-                answer = await self.Probe(pb.ProbeRequest())
-                if not answer.HasField("ready") or answer.ready.value:
-                    return
-                await asyncio.sleep(0.1)
+                await self.wait_connected(timeout_s)
+                try:
+                    answer = await self.Probe(pb.ProbeRequest())
+                except CsiError as error:
+                    if not error.is_unreachable:
+                        raise
+                else:
+                    if not answer.HasField("ready") or answer.ready.value:
+                        return
+                await asyncio.sleep(0.05)
 
     async def close(self) -> None:
         if self._watcher is not None:

@@ -55,7 +55,7 @@ def publish(
             ephemeral=target.path,
         )
     )
-    failpoints.reached("ephemeral:created")
+    failpoints.reached("ephemeral.created")
     mode = Mode.SINGLE_NODE_READER_ONLY if read_only else Mode.SINGLE_NODE_WRITER
     used = Access(mode, False, volume.filesystem, access.mount_flags, access.mount_group)
     staging.ensure_staged(NodeVolume(volume, pool), target, used)
@@ -78,7 +78,7 @@ def unpublish(parts: Parts, volume: NodeVolume) -> None:
     target = Target(volume.volume.ephemeral)
     staging.ensure_unstaged(volume.volume_id, volume, target, parts.pool_directories)
     target.remove()
-    failpoints.reached("ephemeral:unmounted")
+    failpoints.reached("ephemeral.unmounted")
     volume.pool.delete_volume(volume.volume_id)
 
 

@@ -70,7 +70,7 @@ def ensure_published(volume: NodeVolume, bind: Bind) -> None:
         _bind_device(volume, bind)
     else:
         _bind_directory(volume, bind)
-    failpoints.reached("publish:bound")
+    failpoints.reached("bind.bound")
     _verify(volume, bind)
 
 
@@ -85,7 +85,7 @@ def ensure_unpublished(volume_id: str, volume: NodeVolume | None, target: Target
             raise NotOurs(volume_id, target.path, mount.source)
         number = loop_number_behind(mount)
         target.unmount()
-    failpoints.reached("unpublish:unmounted")
+    failpoints.reached("unbind.unmounted")
     if number is not None:
         _release_read_only_loop(number, volume)
     target.remove()
@@ -147,7 +147,7 @@ def _check_single_writer(volume: NodeVolume, bind: Bind, seen: Observed) -> None
 
 def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
     bind.target.ensure_directory(_FIELD)
-    failpoints.reached("publish:made")
+    failpoints.reached("bind.made")
     with bind.staging.held("staging_target_path") as source:
         bind.target.bind(_FIELD, source, wanted_words(bind.access.mount_flags, bind.is_read_only))
 
@@ -155,7 +155,7 @@ def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
 def _bind_device(volume: NodeVolume, bind: Bind) -> None:
     device = staging.ensure_loop(volume, read_only=bind.is_read_only)
     bind.target.ensure_file(_FIELD)
-    failpoints.reached("publish:made")
+    failpoints.reached("bind.made")
     bind.target.bind(_FIELD, device.path)
 
 

@@ -81,7 +81,7 @@ def ensure_unstaged(volume_id: str, volume: NodeVolume | None, target: Target, p
         if behind is not None and is_ours(mount, volume_id, pools):
             numbers.add(behind)
         target.unmount()
-    failpoints.reached("unstage:unmounted")
+    failpoints.reached("unstage.unmounted")
     for number in sorted(numbers):
         loop.detach(number)
         if not loop.wait_detached(number):
@@ -136,10 +136,10 @@ def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device
         log.warning("a filesystem was repaired before its mount", volume=volume.volume_id, filesystem=fstype)
     target.ensure_directory(_FIELD)
     options = [*_default_options(fstype), *access.mount_flags, *(["ro"] if read_only else [])]
-    failpoints.reached("stage:attached")
+    failpoints.reached("stage.attached")
     with target.held(_FIELD) as handle:
         mounts.mount(device.path, handle, fstype, options)
-    failpoints.reached("stage:mounted")
+    failpoints.reached("stage.mounted")
     _verified(volume, target)
     if not read_only:
         grown = grow_filesystem(device.path, fstype, target.path) or grown
@@ -163,7 +163,7 @@ def _ensure_filesystem(volume: NodeVolume, access: Access, device: LoopDevice) -
         if not is_half_made and not is_blank(volume.data):
             raise WrongContent(f"volume {volume_id} holds data of no known filesystem; it is left as it is")
         pool.format_begin(volume_id)
-        failpoints.reached("stage:formatting")
+        failpoints.reached("stage.formatting")
         filesystems.mkfs(device.path, wanted)
         pool.format_end(volume_id)
         return wanted, True

@@ -1,0 +1,243 @@
+"""SIGKILL at every step and at random moments: what was acknowledged is there, nothing is leaked."""
+
+import asyncio
+import os
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import moorage
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.host import loop, mountinfo
+from moorage.plugin.caller import MIB, Caller, from_snapshot, from_volume, mounted
+from moorage.plugin.process import PluginProcess
+from moorage.plugin.settings import Settings
+
+pytestmark = pytest.mark.root
+
+# A plugin that kills itself at the first of these steps that it reaches.
+CRASHING = """
+import asyncio, os
+from moorage.plugin.run import run
+from moorage.plugin.settings import Settings
+from moorage.storage import failpoints
+steps = set(os.environ["CRASH_AT"].split())
+def hook(step):
+    if step in steps:
+        with open(os.environ["CRASH_NOTE"], "w") as note:
+            note.write(step)
+        os.kill(os.getpid(), 9)
+failpoints.install(hook)
+asyncio.run(run(Settings.from_json(os.environ["CRASH_SETTINGS"])))
+"""
+# Steps of other scopes and of upgrades; their own tests are elsewhere.
+ELSEWHERE = {"attach.linked", "attach.written", "migrate.done"}
+
+
+def all_steps() -> set[str]:
+    root = Path(moorage.__file__).parent
+    text = "".join(file.read_text() for part in ("storage", "plugin") for file in (root / part).glob("*.py"))
+    return set(re.findall(r'reached\("([^"]+)"\)', text))
+
+
+class Mortal:
+    """A plugin that dies where it is told to, and is started again by whoever meets its absence."""
+
+    def __init__(self, pool: Path, base: Path, steps: set[str]) -> None:
+        self.steps = set(steps)
+        self.died_at: list[str] = []
+        self.note = base / "note"
+        directory = base / "p"
+        directory.mkdir()
+        program = (sys.executable, "-c", CRASHING)
+        self.process = PluginProcess({"default": pool}, directory=directory, program=program)
+        settings = Settings(self.process.endpoint, "node-1", {"default": pool}, trash_retention_s=0)
+        self.environment = {"CRASH_NOTE": str(self.note), "CRASH_SETTINGS": settings.as_json()}
+
+    async def start(self) -> None:
+        """Start again until it stays up: opening a pool has steps as well."""
+        while True:
+            self.collect()
+            try:
+                await self.process.start(environment={**self.environment, "CRASH_AT": " ".join(self.steps)})
+                return
+            except moorage.errors.MoorageError:
+                if not self.note.exists():
+                    raise
+
+    def collect(self) -> None:
+        if self.note.exists():
+            step = self.note.read_text()
+            self.note.unlink()
+            self.steps.discard(step)
+            self.died_at.append(step)
+
+    async def insist(self, call):
+        """Repeat a call until it is answered, starting the plugin again when it died."""
+        for _ in range(20):
+            try:
+                return await call()
+            except CsiError as error:
+                if error.code != "UNAVAILABLE":
+                    raise
+                await self.process.wait()
+                await self.start()
+        raise AssertionError("the plugin dies again and again")
+
+
+@pytest.fixture
+async def mortal(pool, tmp_path):
+    plugin = Mortal(pool, tmp_path, all_steps() - ELSEWHERE)
+    await plugin.start()
+    yield plugin
+    await plugin.process.close()
+
+
+def leftovers(pool: Path) -> list[str]:
+    return [str(each) for each in (*(pool / "tmp").iterdir(), *(pool / "trash").iterdir())]
+
+
+async def until_reclaimed(pool: Path) -> None:
+    async with asyncio.timeout(60):
+        while leftovers(pool):
+            await asyncio.sleep(0.05)
+
+
+async def test_every_step_can_be_the_last(mortal, pool, tmp_path, write_synced):
+    """One story in which each step of each operation is interrupted once, and every call is repeated."""
+    caller = Caller(mortal.process.client, tmp_path)
+    insist = mortal.insist
+
+    volume = (await insist(lambda: caller.create("v"))).volume_id
+    await insist(lambda: caller.stage(volume))
+    target = await insist(lambda: caller.publish(volume))
+    write_synced(target / "file", b"acknowledged")
+    snapshot = (await insist(lambda: caller.snapshot(volume))).snapshot_id
+    restored = (await insist(lambda: caller.create("r", source=from_snapshot(snapshot)))).volume_id
+    clone = (await insist(lambda: caller.create("c", source=from_volume(volume)))).volume_id
+    group_request = pb.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=[volume, clone])
+    group = (await insist(lambda: caller.client.CreateVolumeGroupSnapshot(group_request))).group_snapshot
+    assert len(group.snapshots) == 2
+    assert (await insist(lambda: caller.expand(clone, 128 * MIB))).capacity_bytes == 128 * MIB
+    modify = pb.ControllerModifyVolumeRequest(volume_id=volume, mutable_parameters={"readAheadKiB": "64"})
+    await insist(lambda: caller.client.ControllerModifyVolume(modify))
+    for each in (restored, clone):
+        path = await insist(lambda each=each: caller.up(each, pod=each))
+        assert (path / "file").read_bytes() == b"acknowledged"
+        await insist(lambda each=each: caller.down(each, pod=each))
+    assert (target / "file").read_bytes() == b"acknowledged"
+
+    inline = tmp_path / "pods" / "inline" / "volumes" / "i" / "mount"
+    inline.parent.mkdir(parents=True)
+    publish = pb.NodePublishVolumeRequest(
+        volume_id="inline",
+        target_path=str(inline),
+        volume_capability=mounted(),
+        volume_context={"csi.storage.k8s.io/ephemeral": "true", "size": "32Mi"},
+    )
+    await insist(lambda: caller.client.NodePublishVolume(publish))
+    assert mountinfo.mount_at(inline) is not None
+    await insist(lambda: caller.unpublish("inline", inline))
+
+    await insist(lambda: caller.unpublish(volume))
+    await insist(lambda: caller.unstage(volume))
+    await insist(
+        lambda: caller.client.DeleteVolumeGroupSnapshot(
+            pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=group.group_snapshot_id)
+        )
+    )
+    await insist(lambda: caller.client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=snapshot)))
+    for each in (volume, restored, clone):
+        await insist(lambda each=each: caller.delete(each))
+    assert not (await insist(lambda: caller.client.ListVolumes(pb.ListVolumesRequest()))).entries
+    await until_reclaimed(pool)
+    assert loop.attached(pool) == []
+    mortal.collect()
+    assert mortal.steps == set(), "these steps were never reached"
+
+
+async def test_random_kills_under_load_lose_nothing(pool, tmp_path, write_synced):
+    directory = tmp_path / "p"
+    directory.mkdir()
+    plugin = PluginProcess({"default": pool}, directory=directory)
+    await plugin.start()
+    chance = random.Random(20261115)
+    done = asyncio.Event()
+    kills = 0
+
+    async def insist(call):
+        """What kubelet and the sidecars do: the same call again, until the driver has answered it."""
+        async with asyncio.timeout(120):
+            while True:
+                try:
+                    return await call()
+                except CsiError as error:
+                    if error.code not in ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED"):
+                        raise
+                    await asyncio.sleep(0.02)
+
+    async def life(caller: Caller, name: str) -> None:
+        volume = (await insist(lambda: caller.create(name, size=16 * MIB))).volume_id
+        path = await insist(lambda: caller.up(volume))
+        write_synced(path / "file", name.encode())
+        snapshot = (await insist(lambda: caller.snapshot(volume, f"s-{name}"))).snapshot_id
+        write_synced(path / "file", b"changed")
+        await insist(lambda: caller.down(volume))
+        source = from_snapshot(snapshot)
+        restored = (await insist(lambda: caller.create(f"r-{name}", size=16 * MIB, source=source))).volume_id
+        path = await insist(lambda: caller.up(restored))
+        assert (path / "file").read_bytes() == name.encode()
+        await insist(lambda: caller.down(restored))
+        for each in (volume, restored):
+            await insist(lambda each=each: caller.delete(each))
+        await insist(lambda: caller.client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=snapshot)))
+
+    async def work(worker: int) -> int:
+        caller = Caller(plugin.client, tmp_path)
+        rounds = 0
+        while not done.is_set():
+            await life(caller, f"w{worker}-{rounds}")
+            rounds += 1
+        return rounds
+
+    async def kill() -> None:
+        nonlocal kills
+        for _ in range(8):
+            await asyncio.sleep(chance.uniform(0.1, 0.7))
+            await plugin.kill()
+            kills += 1
+            await plugin.start()
+        done.set()
+
+    try:
+        *rounds, _ = await asyncio.gather(*(work(number) for number in range(4)), kill())
+        assert kills == 8
+        assert sum(rounds) >= 4
+        assert not (await plugin.client.ListVolumes(pb.ListVolumesRequest())).entries
+        assert not (await plugin.client.ListSnapshots(pb.ListSnapshotsRequest())).entries
+        await until_reclaimed(pool)
+        assert loop.attached(pool) == []
+        assert [each.target for each in mountinfo.mounts() if each.target.startswith(f"{tmp_path}/")] == []
+    finally:
+        await plugin.close()
+
+
+async def test_a_stop_lets_operations_finish_and_a_restart_disturbs_no_pod(plugin, node, write_synced):
+    volume = (await node.create()).volume_id
+    target = await node.up(volume)
+    calls = [asyncio.create_task(node.snapshot(volume, f"s{number}")) for number in range(8)]
+    await asyncio.sleep(0)
+    assert await plugin.stop() == 0
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    taken = {each.snapshot_id for each in outcomes if isinstance(each, pb.Snapshot)}
+    write_synced(target / "file", b"while no plugin runs")
+    await plugin.start()
+    listed = await node.client.ListSnapshots(pb.ListSnapshotsRequest())
+    assert taken <= {entry.snapshot.snapshot_id for entry in listed.entries}
+    await node.publish(volume)
+    assert (target / "file").read_bytes() == b"while no plugin runs"
+    assert os.path.exists(plugin.directory / "csi.sock")
