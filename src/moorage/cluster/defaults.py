@@ -19,9 +19,9 @@ _DEFAULT_SNAPSHOT = {"snapshot.storage.kubernetes.io/is-default-class": "true"}
 Wanted = tuple[type[KubeObject], dict[str, Any]]
 
 
-def default_objects(driver: str, *, is_shared: bool, is_ours: bool) -> list[Wanted]:
+def default_objects(driver: str, *, attaches: bool, is_ours: bool) -> list[Wanted]:
     """What a cluster over this driver begins with; a foreign driver gets one plain class of each kind."""
-    objects = [_csi_driver(driver, attach=is_shared or not is_ours)]
+    objects = [_csi_driver(driver, attaches)]
     if is_ours:
         objects += [
             _class("moorage", driver, {"kind": "image"}, annotations=_DEFAULT),

@@ -1,0 +1,124 @@
+"""`moorage up`: the whole stack on this machine, in the foreground."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+
+from moorage import log
+from moorage.cluster.run import Cluster, Report
+from moorage.cluster.settings import UpSettings
+from moorage.kube.informer import Informers
+from moorage.kube.objects import PersistentVolumeClaim, Pod
+from moorage.kube.quantity import bytes_of
+
+app = typer.Typer()
+
+
+@app.command()
+def up(
+    data_dir: Annotated[Path, typer.Option(help="Where everything is kept; the same directory carries on.")] = Path(
+        "/var/lib/moorage"
+    ),
+    nodes: Annotated[int, typer.Option(help="How many nodes; more than one share the pool and attach volumes.")] = 1,
+    pool: Annotated[
+        Path | None, typer.Option(help="Directory for volumes (default: below the data directory).")
+    ] = None,
+    pool_size: Annotated[
+        str,
+        typer.Option(help="Make an XFS pool of this size in a file where the filesystem cannot reflink, e.g. 20Gi."),
+    ] = "",
+    driver: Annotated[
+        str, typer.Option(help="Somebody else's CSI driver: unix:///path/csi.sock, or a command with {endpoint}.")
+    ] = "",
+    port: Annotated[int, typer.Option(help="Port of the API server; 0 takes a free one.")] = 0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the logs of the parts in this process.")
+    ] = False,
+) -> None:
+    """Run API server, controllers, scheduler, sidecars, node agents and plugin on this machine; Ctrl-C stops all.
+
+    Examples:
+
+      moorage up --data-dir /tmp/moor
+
+      moorage up --nodes 3
+
+      moorage up --driver unix:///run/my-driver/csi.sock
+    """
+    settings = UpSettings(
+        data_dir=data_dir.absolute(),
+        nodes=nodes,
+        pool=pool.absolute() if pool else None,
+        pool_size_bytes=bytes_of(pool_size),
+        driver=driver,
+        port=port,
+    ).checked()
+    log.configure("info" if verbose else "warning")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_up(settings))
+
+
+async def _up(settings: UpSettings) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    cluster = Cluster(settings)
+    try:
+        report = await cluster.start()
+        _print_report(console, settings, report)
+        await _status_until(stop, cluster)
+    finally:
+        console.print("Stopping: pods end, volumes are unmounted …")
+        await cluster.stop()
+        console.print(f"Stopped. Everything is kept in {settings.data_dir}; the same command carries on.")
+
+
+def _print_report(console: Console, settings: UpSettings, report: Report) -> None:
+    console.print(
+        f"[bold]Moorage is up[/] after {report.seconds:.1f} s: {len(report.nodes)} node(s), driver {report.driver}"
+    )
+    console.print(f"  API server   {report.url}")
+    console.print(f"  nodes        {', '.join(report.nodes)}")
+    if report.pool is not None:
+        how = "instant snapshots and clones (reflink)" if report.pool.can_reflink else "full copies for snapshots"
+        console.print(f"  pool         {report.pool.path}: {how}")
+        if report.pool.advice:
+            console.print(f"               {report.pool.advice}", style="yellow", markup=False)
+    console.print(f"  logs         {settings.layout.logs}")
+    console.print("\nTry it:")
+    console.print(f"  export KUBECONFIG={report.kubeconfig}")
+    console.print("  kubectl get nodes,storageclasses")
+    console.print("  kubectl apply -f examples/claim-and-pod.yaml && kubectl get pods,pvc -w")
+    console.print("\nCtrl-C stops everything; the data stays.\n")
+
+
+async def _status_until(stop: asyncio.Event, cluster: Cluster) -> None:
+    """A line that is kept current on a terminal; elsewhere only changes for the worse are told."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        await stop.wait()
+        return
+    async with cluster.client() as client, Informers(client) as informers:
+        pods, claims = informers.of(Pod), informers.of(PersistentVolumeClaim)
+        while not stop.is_set():
+            running = sum(pod.status.phase == "Running" for pod in pods)
+            bound = sum(claim.status.phase == "Bound" for claim in claims)
+            parts = cluster.supervisor.parts.values()
+            ill = [f"{part.name} {part.state} ({part.last_failure})" for part in parts if part.state != "running"]
+            line = f"pods {running}/{len(pods)} running · claims {bound}/{len(claims)} bound · " + (
+                "; ".join(ill) if ill else f"{len(parts)} parts running"
+            )
+            sys.stdout.write(f"\r\x1b[K{line}")
+            sys.stdout.flush()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1.0)
+    sys.stdout.write("\r\x1b[K")

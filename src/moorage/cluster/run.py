@@ -1,0 +1,236 @@
+"""`moorage up`, put together: API server and controllers here, each node and each plugin in a process of its own.
+
+Owns: which parts there are, the order in which they start and stop, and what is ready when.
+Decides nothing about volumes. Open it first.
+Start reading at: `Cluster.start`, `Cluster.stop`.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import shlex
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from moorage.apiserver.run import ApiServer
+from moorage.apiserver.run import Config as ApiServerConfig
+from moorage.cluster import defaults
+from moorage.cluster.pool import PoolReport, ensure_pool, release_pool
+from moorage.cluster.settings import UpSettings
+from moorage.cluster.supervise import Part, Supervisor
+from moorage.cluster.worker import WorkerConfig
+from moorage.controllers import run as controllers
+from moorage.errors import MoorageError, UsageError
+from moorage.kube import config as kube_config
+from moorage.kube.client import Client
+from moorage.kube.objects import CSINode, Node
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+_READY_TIMEOUT_S = 60.0
+
+
+class NotReady(MoorageError):
+    """A part did not come up in time; the message names it and its log."""
+
+    code = "UNAVAILABLE"
+
+
+@dataclass
+class Report:
+    """What was started, for a person to read."""
+
+    kubeconfig: Path
+    url: str
+    nodes: list[str]
+    driver: str
+    pool: PoolReport | None
+    made: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Cluster:
+    """One running stack. `start` returns when a pod with a volume could run; `stop` leaves nothing mounted."""
+
+    def __init__(self, settings: UpSettings) -> None:
+        self.settings = settings
+        self.layout = settings.layout
+        self.supervisor = Supervisor()
+        self.server: ApiServer | None = None
+        self._lock = -1
+
+    async def start(self) -> Report:
+        began = time.monotonic()
+        self.layout.make()
+        self._lock = _locked(self.layout.lock)
+        pool = None
+        if not self.settings.driver:
+            pool = await asyncio.to_thread(ensure_pool, self.layout, self.settings.pool, self.settings.pool_size_bytes)
+        for name in self.settings.node_names:
+            self._start_driver(name, pool)
+        await self._start_server()
+        self.supervisor.start(Part("controllers", coroutine=self._run_controllers))
+        for name in self.settings.node_names:
+            self._start_worker(name, pool)
+        driver, attaches = await self._driver_facts()
+        async with self.client() as client:
+            objects = defaults.default_objects(driver, attaches=attaches, is_ours=not self.settings.driver)
+            made = await defaults.ensure(client, objects)
+            await self._wait_ready(client, driver)
+        assert self.server is not None
+        return Report(
+            self.layout.kubeconfig,
+            self.server.url,
+            self.settings.node_names,
+            driver,
+            pool,
+            made,
+            time.monotonic() - began,
+        )
+
+    async def stop(self) -> None:
+        """Pods end, volumes are unmounted, then the driver stops, then the API server; nothing is lost."""
+        nodes = self.settings.node_names
+        await asyncio.gather(*(self.supervisor.stop([_worker(name)]) for name in nodes))
+        await asyncio.gather(*(self.supervisor.stop([_driver(name)]) for name in nodes))
+        await self.supervisor.stop(["controllers"])
+        if self.server is not None:
+            await self.server.stop()
+        await asyncio.to_thread(release_pool, self.layout)
+        if self._lock >= 0:
+            os.close(self._lock)
+
+    def client(self) -> Client:
+        """A client of this cluster's API server, over its socket."""
+        return Client(kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-up")
+
+    @property
+    def _internal_kubeconfig(self) -> Path:
+        return self.layout.run / "internal.kubeconfig"
+
+    async def _start_server(self) -> None:
+        config = ApiServerConfig(
+            data_dir=self.layout.api,
+            port=self.settings.port,
+            unix_socket=self.layout.api_socket,
+            kubeconfig=self.layout.kubeconfig,
+            collects_garbage=False,  # the garbage controller does it, as on a real cluster
+        )
+        self.server = ApiServer(config)
+        await self.server.start()
+        _write_kubeconfig(self._internal_kubeconfig, self.layout.api_socket, self.server.token)
+
+    async def _run_controllers(self) -> None:
+        async with Client(
+            kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-controllers"
+        ) as client:
+            await controllers.run(client, controllers.Settings())
+
+    def _start_driver(self, node: str, pool: PoolReport | None) -> None:
+        if self.settings.has_foreign_socket:
+            return
+        endpoint = f"unix://{self.layout.csi_socket(node)}"
+        if self.settings.driver:
+            words = [word.format(endpoint=endpoint, node=node) for word in shlex.split(self.settings.driver)]
+        else:
+            assert pool is not None
+            scope = "shared" if self.settings.is_shared else "node"
+            words = [sys.executable, "-m", "moorage.cli.main", "--log-level", self.settings.log_level, "plugin"]
+            words += ["--endpoint", endpoint, "--node-id", node, "--pool", str(pool.path), "--scope", scope]
+            words += ["--stop-grace", "20s", *self.settings.plugin_flags]
+        name = _driver(node)
+        self.supervisor.start(Part(name, command=words, log_file=self.layout.log(name), stop_grace_s=25.0))
+
+    def _start_worker(self, node: str, pool: PoolReport | None) -> None:
+        is_first = node == self.settings.node_names[0]
+        config = WorkerConfig(
+            node=node,
+            root=str(self.layout.node(node)),
+            kubeconfig=str(self._internal_kubeconfig),
+            csi_socket=str(self._socket(node)),
+            roles=[] if is_first else ["registrar"],
+            hide=[str(self.layout.root), *([str(pool.path)] if pool is not None else [])],
+            log_level=self.settings.log_level,
+        )
+        command = [sys.executable, "-m", "moorage.cluster.worker", msgspec.json.encode(config).decode()]
+        name = _worker(node)
+        self.supervisor.start(Part(name, command=command, log_file=self.layout.log(name), stop_grace_s=60.0))
+
+    def _socket(self, node: str) -> Path:
+        if self.settings.has_foreign_socket:
+            return Path(self.settings.driver.removeprefix("unix://"))
+        return self.layout.csi_socket(node)
+
+    async def _driver_facts(self) -> tuple[str, bool]:
+        """The driver's name, and whether it needs attaching; a foreign one is asked."""
+        if not self.settings.driver:
+            return defaults.DRIVER, self.settings.is_shared
+        from moorage.cluster.foreign import driver_facts  # gRPC is half of a process: only a foreign driver needs it
+
+        node = self.settings.node_names[0]
+        try:
+            return await driver_facts(self._socket(node), _READY_TIMEOUT_S)
+        except MoorageError as error:
+            part = self.supervisor.parts.get(_driver(node))
+            why = f" ({part.last_failure})" if part is not None and part.last_failure else ""
+            raise NotReady(f"the driver of {node} does not answer{why}: {error}") from error
+
+    async def _wait_ready(self, client: Client, driver: str) -> None:
+        """Every node ready, and the driver known on each."""
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        waiting = set(self.settings.node_names)
+        while waiting:
+            nodes = {node.name for node in (await client.list(Node)).items if node.is_ready}
+            known = {
+                one.name
+                for one in (await client.list(CSINode)).items
+                if any(entry.name == driver for entry in one.spec.drivers)
+            }
+            waiting -= nodes & known
+            if waiting and time.monotonic() > deadline:
+                first = sorted(waiting)[0]
+                raise NotReady(
+                    f"{first} is not ready after {_READY_TIMEOUT_S:.0f} s; see {self.layout.log(_worker(first))}"
+                )
+            if waiting:
+                await asyncio.sleep(0.02)
+
+
+def _worker(node: str) -> str:
+    return f"{node}-agent"
+
+
+def _driver(node: str) -> str:
+    return f"{node}-driver"
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise UsageError(
+            f"another `moorage up` runs on {path.parent.parent}; stop it, or give another --data-dir"
+        ) from error
+    return descriptor
+
+
+def _write_kubeconfig(path: Path, socket: Path, token: str) -> None:
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "internal",
+        "clusters": [{"name": "internal", "cluster": {"server": f"unix://{socket}"}}],
+        "users": [{"name": "internal", "user": {"token": token}}],
+        "contexts": [{"name": "internal", "context": {"cluster": "internal", "user": "internal"}}],
+    }
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(document, file)

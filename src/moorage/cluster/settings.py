@@ -1,0 +1,85 @@
+"""What a person asks `moorage up` for, checked before anything is started.
+
+Owns: the settings and the sentences that say what cannot work here.
+May not touch: processes, mounts; it only looks.
+Start reading at: `UpSettings.checked`.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.cluster.layout import Layout
+from moorage.errors import MoorageError, UsageError
+
+_TOOLS = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs", "mount": "mount"}
+_MOST_NODES = 16
+
+
+class CannotRunHere(MoorageError):
+    """This machine or user lacks something that the stack needs; the message says what and why."""
+
+    code = "FAILED_PRECONDITION"
+
+
+@dataclass(frozen=True)
+class UpSettings:
+    """One cluster on this machine."""
+
+    data_dir: Path
+    nodes: int = 1
+    pool: Path | None = None
+    pool_size_bytes: int = 0
+    driver: str = ""
+    port: int = 0
+    log_level: str = "info"
+    plugin_flags: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.data_dir)
+
+    @property
+    def node_names(self) -> list[str]:
+        return [f"node-{number}" for number in range(1, self.nodes + 1)]
+
+    @property
+    def is_shared(self) -> bool:
+        """Several nodes share one pool, so volumes are attached; one node needs no attaching."""
+        return self.nodes > 1
+
+    @property
+    def has_foreign_socket(self) -> bool:
+        return self.driver.startswith(("unix://", "/"))
+
+    def checked(self) -> "UpSettings":
+        """These settings, or an error that says what is wrong and why."""
+        if not 1 <= self.nodes <= _MOST_NODES:
+            raise UsageError(f"--nodes {self.nodes}: want 1 to {_MOST_NODES}")
+        if self.has_foreign_socket and self.nodes > 1:
+            raise UsageError(
+                "--driver with a socket serves one node; give a command with {endpoint} and {node} for more"
+            )
+        if self.driver and not self.has_foreign_socket and "{endpoint}" not in self.driver:
+            raise UsageError("--driver COMMAND needs {endpoint} where the socket's address goes, and may use {node}")
+        too_long = self.layout.longest_socket(self.node_names)
+        if too_long is not None:
+            raise UsageError(f"--data-dir is too long a path: the socket {too_long} would exceed 107 characters")
+        self._check_machine()
+        return self
+
+    def _check_machine(self) -> None:
+        if os.geteuid() != 0:
+            raise CannotRunHere(
+                "`moorage up` needs root: volumes are real filesystems on loop devices, mounted (CAP_SYS_ADMIN) into "
+                "pods that run in their own mount and PID namespaces. Without root you can still use "
+                "`moorage apiserver`, `controllers`, `sidecars`, `csi`, `check` and `explain`."
+            )
+        if not self.driver:
+            path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+            missing = sorted({package for tool, package in _TOOLS.items() if shutil.which(tool, path=path) is None})
+            if missing:
+                raise CannotRunHere(f"missing system tools; install {' '.join(missing)}")
+        if not Path("/dev/loop-control").exists():
+            raise CannotRunHere("there is no /dev/loop-control: the kernel has no loop devices (modprobe loop)")
