@@ -36,9 +36,7 @@ def fill(pool: Pool, upto: int, made: int) -> float:
     started = time.perf_counter()
     with ThreadPoolExecutor(8) as threads:
         list(
-            threads.map(
-                lambda n: pool.create_volume(CreateVolume(f"fill-{n}", MIB, filesystem="")), range(made, upto)
-            )
+            threads.map(lambda n: pool.create_volume(CreateVolume(f"fill-{n}", MIB, filesystem="")), range(made, upto))
         )
     return (upto - made) / (time.perf_counter() - started)
 

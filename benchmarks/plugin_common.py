@@ -1,0 +1,55 @@
+"""A pool in a loop file, and a plugin on it, for the plugin's benchmarks. Needs root."""
+
+import contextlib
+import subprocess
+import tempfile
+from pathlib import Path
+
+from moorage.host import loop, mounts
+from moorage.plugin.caller import Caller
+from moorage.plugin.process import PluginProcess
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+@contextlib.contextmanager
+def pool_in_file(fstype="xfs", size=64 * GIB):
+    """A mounted filesystem in a sparse file below the temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="moorage-bench-") as text:
+        base = Path(text)
+        image, target = base / "pool.img", base / "pool"
+        target.mkdir()
+        with image.open("wb") as file:
+            file.truncate(size)
+        subprocess.run([f"mkfs.{fstype}", "-q", str(image)], check=True, capture_output=True)
+        device = loop.attach(image)
+        try:
+            mounts.mount(device.path, target, fstype)
+            try:
+                yield base, target
+            finally:
+                mounts.unmount_all(target)
+        finally:
+            loop.detach(device.number)
+            loop.wait_detached(device.number)
+
+
+@contextlib.asynccontextmanager
+async def plugin_on(pool, base, flags=()):
+    """A running plugin and a caller; what the caller put up is taken down at the end."""
+    run = base / "run"
+    run.mkdir(exist_ok=True)
+    async with PluginProcess({"default": pool}, directory=run, flags=["--overcommit=1000", *flags]) as process:
+        caller = Caller(process.client, base)
+        try:
+            yield process, caller
+        finally:
+            await caller.leave()
+
+
+def rss_mib(pid):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

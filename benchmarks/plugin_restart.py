@@ -1,0 +1,52 @@
+"""Restart with 1,000 staged volumes, and memory. Wanted: ready in 2 s; 50 MiB idle, 80 MiB with 10,000 volumes."""
+
+import asyncio
+import sys
+import time
+
+from plugin_common import MIB, plugin_on, pool_in_file, rss_mib
+
+from moorage.plugin.caller import block
+
+STAGED = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+VOLUMES = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
+
+
+async def many(count, call, at_once=16):
+    """`call(number)` for each number, some at once."""
+    numbers = iter(range(count))
+
+    async def worker():
+        for number in numbers:
+            await call(number)
+
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+
+
+async def main():
+    with pool_in_file() as (base, pool):
+        async with plugin_on(pool, base) as (process, caller):
+            idle = rss_mib(process.pid)
+            ids = {}
+
+            async def create(number):
+                ids[number] = (await caller.create(f"v{number}", block(), 8 * MIB)).volume_id
+
+            async def stage(number):
+                await caller.stage(ids[number], block())
+
+            await many(VOLUMES, create)
+            full = rss_mib(process.pid)
+            await many(STAGED, stage)
+            await process.kill()
+            began = time.perf_counter()
+            await process.start()
+            took = time.perf_counter() - began
+            again = rss_mib(process.pid)
+    print(f"restart with {STAGED} staged of {VOLUMES} volumes: {took:.2f} s, {took / 2:.2f} of the 2 s allowed")
+    print(f"RSS idle {idle:.1f} MiB, {idle / 50:.2f} of the 50 MiB allowed")
+    largest = max(full, again)
+    print(f"RSS with {VOLUMES} volumes {largest:.1f} MiB, {largest / 80:.2f} of the 80 MiB allowed")
+
+
+asyncio.run(main())
