@@ -17,7 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from moorage.host import libc
 from moorage.host.errors import FreezeBroken, HostError, host_error
@@ -25,6 +27,7 @@ from moorage.log import get_logger
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
 _FIFREEZE, _FITHAW = 0xC0045877, 0xC0045878
 
 # Runs as `python -I -S -c`: small, and independent of anything that may change below it.
@@ -139,8 +142,15 @@ def stop_guard() -> None:
     _guard.stop()
 
 
+@dataclass(slots=True)
+class Hold:
+    """How long writers were held, from the first freeze to the last thaw; known at the end."""
+
+    held_ms: float = 0.0
+
+
 @contextlib.contextmanager
-def frozen(mountpoints: Sequence[str | Path], bound_s: float = 10.0) -> Iterator[None]:
+def frozen(mountpoints: Sequence[str | Path], bound_s: float = 10.0) -> Iterator[Hold]:
     """Hold all these filesystems still for the block: all of them, or none.
 
     Their dirty data is written first, while writers still run, so that the hold is short. The
@@ -154,14 +164,14 @@ def frozen(mountpoints: Sequence[str | Path], bound_s: float = 10.0) -> Iterator
     try:
         _each(libc.syncfs, fds)
         keys.extend(_guard.arm(path, bound_s) for path in paths)
-        deadline = time.monotonic() + bound_s
-        for path, fd in zip(paths, fds, strict=True):
-            _freeze(path, fd, deadline)
-            held.append((path, fd))
+        hold, started = Hold(), time.monotonic()
+        _freeze_all(paths, fds, started + bound_s, held)
         try:
-            yield
+            yield hold
         finally:
-            broken = [path for path, fd in held if not thaw_fd(fd)]
+            thawed = _each(thaw_fd, [fd for _, fd in held])
+            hold.held_ms = (time.monotonic() - started) * 1000
+            broken = [path for (path, _), was in zip(held, thawed, strict=True) if not was]
             held.clear()
         if broken:
             raise FreezeBroken(f"{', '.join(broken)} was thawed after {bound_s:g} s, before the work was done")
@@ -194,6 +204,22 @@ def thaw_fd(fd: int) -> bool:
     return True
 
 
+def _freeze_all(paths: Sequence[str], fds: Sequence[int], deadline: float, held: list[tuple[str, int]]) -> None:
+    """Freeze side by side: each waits for readers of the kernel's locks to pass, and they wait together."""
+
+    def one(index: int) -> HostError | None:
+        try:
+            _freeze(paths[index], fds[index], deadline)
+        except HostError as failed:
+            return failed
+        held.append((paths[index], fds[index]))
+        return None
+
+    for failed in _each(one, range(len(fds))):
+        if failed is not None:
+            raise failed
+
+
 def _freeze(path: str, fd: int, deadline: float) -> None:
     while True:
         try:
@@ -207,13 +233,11 @@ def _freeze(path: str, fd: int, deadline: float) -> None:
         return
 
 
-def _each(call: Callable[[int], None], fds: Sequence[int]) -> None:
-    if len(fds) == 1:
-        call(fds[0])
-    elif fds:
-        with ThreadPoolExecutor(max_workers=min(8, len(fds))) as pool:
-            for _ in pool.map(call, fds):
-                pass
+def _each(call: Callable[[int], T], items: Sequence[int]) -> list[T]:
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(max_workers=min(32, len(items))) as pool:
+        return list(pool.map(call, items))
 
 
 def _opened(path: str) -> int:

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,17 +109,14 @@ class Copier:
             self._flush(job, use)
         held = [use for use, plan in zip(uses, plans, strict=True) if plan.freeze]
         bound_s = min((plan.bound_s for plan in plans if plan.freeze), default=0.0)
-        started = time.monotonic()
-        with self._held(held, bound_s):
-            started = time.monotonic()
+        with self._held(held, bound_s) as hold:
             reached("cut.frozen")
             paths = [self._copy(job, progress) for job in jobs]
             reached("cut.copied")
-        held_ms = (time.monotonic() - started) * 1000 if held else 0.0
         cuts = [self._finished(job, path) for job, path in zip(jobs, paths, strict=True)]
         for job, cut in zip(jobs, cuts, strict=True):
-            log.info("copied", source=job.ident, path=cut.path, bytes=cut.data_bytes, held_ms=held_ms)
-        return cuts, held_ms
+            log.info("copied", source=job.ident, path=cut.path, bytes=cut.data_bytes, held_ms=hold.held_ms)
+        return cuts, hold.held_ms
 
     def copy_at_rest(self, job: Job, progress: Progress | None = None) -> Cut:
         """Copy something that never changes: a snapshot."""
@@ -179,14 +175,14 @@ class Copier:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _held(self, uses: Sequence[Use], bound_s: float) -> Iterator[None]:
+    def _held(self, uses: Sequence[Use], bound_s: float) -> Iterator[freeze.Hold]:
         mountpoints = [place for use in uses for place in one_mount_each(use)]
         if not mountpoints:
-            yield
+            yield freeze.Hold()
             return
         devices = [device.device for use in uses for device in use.devices]
-        with self._recorded(mountpoints, devices), freeze.frozen(mountpoints, bound_s):
-            yield
+        with self._recorded(mountpoints, devices), freeze.frozen(mountpoints, bound_s) as hold:
+            yield hold
 
     @contextlib.contextmanager
     def _recorded(self, mountpoints: list[str], devices: list[tuple[int, int]]) -> Iterator[None]:
