@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import termios
 from typing import Any
 
@@ -47,6 +46,7 @@ def run(request: dict[str, Any], streams: list[int], reply: int) -> int:
 def _become(request: dict[str, Any], target: int, streams: list[int], fail: int) -> None:
     try:
         os.set_inheritable(fail, False)
+        sandbox.reset_signals()
         sandbox.join(request.get("cgroups", []))
         namespaces = [(os.open(f"/proc/{target}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in _KINDS]
         for fd, kind in namespaces:
@@ -57,7 +57,6 @@ def _become(request: dict[str, Any], target: int, streams: list[int], fail: int)
         if request.get("tty"):
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         sandbox.take_identity(request)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         cwd = request.get("cwd") or "/"
         with contextlib.suppress(OSError):
             os.chdir(cwd)

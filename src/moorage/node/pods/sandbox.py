@@ -10,6 +10,7 @@ tmpfs that lives in the container's own mount namespace, so it goes when the con
 
 import ctypes
 import os
+import signal
 import stat
 import struct
 from typing import Any
@@ -38,6 +39,8 @@ def become(spec: dict[str, Any], out: int, err: int, fail: int) -> None:
     """Turn this process into the container; on any failure write why to `fail` and exit."""
     try:
         os.set_inheritable(fail, False)
+        reset_signals()
+        os.umask(0)
         join(spec.get("cgroups", []))
         trees = _enter_new_root(spec)
         _place_volumes(spec, trees)
@@ -49,6 +52,14 @@ def become(spec: dict[str, Any], out: int, err: int, fail: int) -> None:
         os.write(fail, f"{error}".encode() or repr(error).encode())
     finally:
         os._exit(127)
+
+
+def reset_signals() -> None:
+    """A program must find every signal as a fresh one does; what is ignored now would stay ignored in it."""
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def unshare(flags: int) -> None:
@@ -93,7 +104,7 @@ def _enter_new_root(spec: dict[str, Any]) -> list[int]:
 def _furnish(spec: dict[str, Any]) -> None:
     """proc, sys, dev, and empty places where the agent's own directories would be, all in the working directory."""
     for name in ("proc", "sys", "dev"):
-        os.makedirs(name, exist_ok=True)
+        os.makedirs(name, 0o755, exist_ok=True)
     _mount("proc", "proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     _mount("/sys", "sys", "", _MS_BIND | _MS_REC)
     if not spec.get("privileged"):
@@ -106,7 +117,7 @@ def _furnish(spec: dict[str, Any]) -> None:
             os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
             _mount(f"/dev/{name}", f"dev/{name}", "", _MS_BIND)
         for name in ("pts", "shm", "mqueue"):
-            os.mkdir(f"dev/{name}")
+            os.mkdir(f"dev/{name}", 0o755)
         _mount("devpts", "dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
         _mount("shm", "dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=1777,size=65536k")
         for name, target in (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"),
@@ -179,9 +190,9 @@ def _place_volumes(spec: dict[str, Any], trees: list[int]) -> None:
     for volume, tree in zip(spec["mounts"], trees, strict=True):
         target = volume["target"]
         if stat.S_ISDIR(os.fstat(tree).st_mode):
-            os.makedirs(target, exist_ok=True)
+            os.makedirs(target, 0o755, exist_ok=True)
         elif not os.path.exists(target):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", -100, os.fsencode(target), _MOVE_FROM_EMPTY)
         _check(moved, f"mount volume at {target}")
@@ -195,7 +206,7 @@ def _place_volumes(spec: dict[str, Any], trees: list[int]) -> None:
             _read_only(target, recursive=bool(volume.get("recursive_read_only")))
     for device in spec.get("devices", []):
         path = device["path"]
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         if os.path.lexists(path):
             os.unlink(path)
         os.mknod(path, stat.S_IFBLK | (0o440 if device.get("read_only") else 0o660), device["number"])
@@ -236,7 +247,7 @@ def _take_identity(spec: dict[str, Any]) -> None:
 def _execute(spec: dict[str, Any]) -> None:
     cwd = spec.get("cwd") or "/"
     if not os.path.isdir(cwd):
-        os.makedirs(cwd, exist_ok=True)
+        os.makedirs(cwd, 0o755, exist_ok=True)
     os.chdir(cwd)
     environment = {"PATH": _PATH, "HOME": "/", **spec["env"]}
     argv = spec["argv"]

@@ -1,0 +1,166 @@
+"""Files: atomic payloads, ownership, logs, volume data, fields, figures."""
+
+import os
+import stat
+
+import msgspec
+import pytest
+
+from moorage.errors import InvalidRequest
+from moorage.kube.objects.core import Pod
+from moorage.node import fields
+from moorage.node.layout import Layout, PodUid
+from moorage.node.pods.spec import BadContainer, expand, identity
+from moorage.node.serve import figures
+from moorage.node.serve.logs import LogOptions, stream
+from moorage.node.volumes import metadata, ownership
+from moorage.node.volumes.observe import observe
+from moorage.node.volumes.payload import File, write_payload
+from moorage.node.volumes.stats import Usage
+from moorage.node.volumes.world import CsiSource, State
+
+
+def test_a_payload_changes_all_at_once_and_leaves_nothing_old(tmp_path):
+    assert write_payload(tmp_path, {"a": File(b"1", 0o644), "sub/b": File(b"2", 0o600)})
+    assert (tmp_path / "a").read_bytes() == b"1"
+    assert (tmp_path / "sub" / "b").read_bytes() == b"2"
+    first = os.readlink(tmp_path / "..data")
+    assert not write_payload(tmp_path, {"a": File(b"1", 0o644), "sub/b": File(b"2", 0o600)})
+    assert write_payload(tmp_path, {"a": File(b"3", 0o644)})
+    assert (tmp_path / "a").read_bytes() == b"3"
+    assert not (tmp_path / "sub").exists()
+    assert not (tmp_path / first).exists()
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", ""])
+def test_a_payload_cannot_leave_its_directory(tmp_path, path):
+    with pytest.raises(InvalidRequest):
+        write_payload(tmp_path, {path: File(b"", 0o644)})
+
+
+def test_files_go_to_the_group_the_top_last_and_links_are_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("x")
+    outside.chmod(0o600)
+    root = tmp_path / "root"
+    (root / "d").mkdir(parents=True)
+    (root / "d" / "f").write_text("x")
+    (root / "d" / "f").chmod(0o400)
+    (root / "link").symlink_to(outside)
+    gid = os.getgid()
+    assert ownership.apply_group(root, gid) == 4
+    assert stat.S_IMODE((root / "d" / "f").stat().st_mode) == 0o660
+    assert (root / "d").stat().st_mode & stat.S_ISGID
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o600
+    assert ownership.has_group(root, gid)
+    assert ownership.apply_group(root, gid, only_on_root_mismatch=True) == 0
+
+
+def test_volume_data_survives_and_nonsense_is_told_apart_from_absence(tmp_path):
+    source = CsiSource("drv", "h", "pv")
+    assert metadata.read(tmp_path) is None
+    metadata.write(tmp_path, metadata.for_pod(source, "n", "csi-1"))
+    assert metadata.source_from(metadata.read(tmp_path)) == source
+    (tmp_path / metadata.NAME).write_text("{")
+    with pytest.raises(metadata.UnreadableVolumeData):
+        metadata.read(tmp_path)
+    (tmp_path / metadata.NAME).write_text('{"driverName": "x"}')
+    with pytest.raises(metadata.UnreadableVolumeData):
+        metadata.read(tmp_path)
+
+
+def test_everything_on_disk_is_found_again_as_uncertain(tmp_path):
+    layout = Layout(tmp_path)
+    claimed, inline = CsiSource("d", "h", "pv"), CsiSource("d", "e", "v", is_ephemeral=True)
+    block, left = CsiSource("d", "b", "pvb", is_block=True), CsiSource("d", "left", "pvl")
+    metadata.write(layout.csi_volume("u1", "pv"), metadata.for_pod(claimed, "n", "a"))
+    metadata.write(layout.csi_volume("u2", "pv"), metadata.for_pod(claimed, "n", "a"))
+    metadata.write(layout.csi_volume("u1", "v"), metadata.for_pod(inline, "n", "a"))
+    metadata.write(layout.block_data("pvb"), metadata.for_pod(block, "n", "a"))
+    layout.block_link("u1", "pvb").parent.mkdir(parents=True)
+    layout.block_link("u1", "pvb").symlink_to("/nowhere")
+    metadata.write(layout.staging("d", "left"), metadata.for_device(left))
+    layout.plain_volume("u1", "kubernetes.io/empty-dir", "tmp").mkdir(parents=True)
+    layout.csi_volume("u3", "broken").mkdir(parents=True)
+
+    found = observe(layout)
+    by_name = found.volumes
+    assert set(by_name["kubernetes.io/csi/d^h"].pods) == {"u1", "u2"}
+    assert by_name["kubernetes.io/csi/d^h"].device is State.UNCERTAIN
+    assert by_name["kubernetes.io/csi/u1-v"].device is State.ABSENT
+    assert by_name["kubernetes.io/csi/d^b"].source.is_block
+    assert by_name["kubernetes.io/csi/d^left"].pods == {}
+    assert by_name["kubernetes.io/csi/d^left"].device is State.UNCERTAIN
+    assert by_name["kubernetes.io/empty-dir/u1-tmp"].state_of(PodUid("u1")) is State.UNCERTAIN
+    assert found.unreadable == [layout.csi_volume("u3", "broken")]
+
+
+def test_references_in_arguments_are_replaced_once():
+    assert expand("$(A)-$$(A)-$(B)-$", {"A": "1"}) == "1-$(A)-$(B)-$"
+
+
+def test_the_containers_user_counts_before_the_pods():
+    found = identity(None, {"runAsUser": 5, "runAsGroup": 6}, "c")
+    assert found == {"uid": 5, "gid": 6, "groups": [6]}
+    with pytest.raises(BadContainer, match="runAsNonRoot"):
+        identity(None, {"runAsNonRoot": True}, "c")
+
+
+def test_fields_of_a_pod_are_shown_as_text():
+    document = {
+        "metadata": {"name": "p", "namespace": "ns", "labels": {"b": 'x"y', "a": "1"}},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {"memory": "2Mi", "cpu": "1500m"}}}]},
+    }
+    pod = msgspec.convert(document, Pod)
+    assert fields.field_of(pod, "metadata.labels") == 'a="1"\nb="x\\"y"'
+    assert fields.field_of(pod, "metadata.labels['a']") == "1"
+    container = pod.spec.containers[0]
+    assert fields.resource_of(pod, {"resource": "limits.memory", "divisor": "1Mi"}, container) == "2"
+    assert fields.resource_of(pod, {"resource": "limits.cpu"}, container) == "2"
+    with pytest.raises(fields.UnknownField):
+        fields.field_of(pod, "spec.nonsense")
+
+
+async def read_log(path, running=lambda: False, **options):
+    return b"".join([piece async for piece in stream(path, LogOptions(**options), running)])
+
+
+async def test_logs_are_printed_without_their_frame(tmp_path):
+    path = tmp_path / "0.log"
+    path.write_bytes(
+        b"2026-01-01T00:00:00.000000001Z stdout F one\n"
+        b"2026-01-01T00:00:05.000000000Z stderr F two\n"
+        b"2026-01-01T00:00:10.000000000Z stdout P thr\n"
+        b"2026-01-01T00:00:10.000000000Z stdout F ee\n"
+    )
+    assert await read_log(path) == b"one\ntwo\nthree\n"
+    assert await read_log(path, tail=1) == b"ee\n"
+    assert await read_log(path, timestamps=True, tail=1) == b"2026-01-01T00:00:10.000000000Z ee\n"
+    assert await read_log(path, stream="Stderr") == b"two\n"
+    assert await read_log(path, since=1767225604.0) == b"two\nthree\n"
+    assert await read_log(path, limit_bytes=5) == b"one\nt"
+    assert await read_log(tmp_path / "none.log") == b""
+
+
+async def test_following_ends_with_the_container(tmp_path):
+    path = tmp_path / "0.log"
+    path.write_bytes(b"2026-01-01T00:00:00Z stdout F one\n")
+    asked = []
+
+    def running():
+        asked.append(1)
+        if len(asked) == 1:
+            with path.open("ab") as file:
+                file.write(b"2026-01-01T00:00:00Z stdout F two\n")
+        return len(asked) < 3
+
+    assert await read_log(path, running, follow=True) == b"one\ntwo\n"
+
+
+def test_figures_are_one_series_for_each_claim():
+    usages = [Usage(PodUid(u), "ns", u, "v", "claim", capacity=10, used=4, available=6) for u in ("a", "b")]
+    text = figures.prometheus([*usages, Usage(PodUid("c"), "ns", "c", "inline", "")])
+    assert text.count('kubelet_volume_stats_used_bytes{namespace="ns",persistentvolumeclaim="claim"} 4') == 1
+    body = figures.summary("n", usages, 0.0)
+    assert body["pods"][0]["volume"][0]["pvcRef"] == {"name": "claim", "namespace": "ns"}
+    assert len(body["pods"]) == 2

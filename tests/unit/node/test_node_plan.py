@@ -1,0 +1,192 @@
+"""The volume manager's plan, as a table of worlds in and actions out."""
+
+from dataclasses import replace
+
+import pytest
+
+from moorage.node.layout import PodUid, VolumeName
+from moorage.node.volumes.plan import plan_volume
+from moorage.node.volumes.world import (
+    ActualPod,
+    ActualVolume,
+    Backoff,
+    CsiSource,
+    Expand,
+    Failure,
+    Mount,
+    Outcome,
+    PodRef,
+    State,
+    Unmount,
+    UnmountDevice,
+    Use,
+    World,
+    settle,
+)
+
+NAME = VolumeName("kubernetes.io/csi/driver^vol")
+ONE, TWO = PodUid("pod-1"), PodUid("pod-2")
+SOURCE = CsiSource("driver", "vol", "pv", access_modes=("ReadWriteOnce",))
+
+
+def use(uid=ONE, **fields):
+    return Use(NAME, PodRef(uid, "ns", f"name-{uid}"), fields.pop("source", SOURCE), ("data",), **fields)
+
+
+def world(uses=(), pods=(), device=State.ABSENT, **fields):
+    made = World(**{"is_ready": True, **fields})
+    if uses:
+        made.desired[NAME] = {one.pod.uid: one for one in uses}
+    if pods or device is not State.ABSENT:
+        actual = made.actual[NAME] = ActualVolume(NAME, SOURCE, device=device)
+        actual.pods = {uid: ActualPod(state) for uid, state in pods}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        pytest.param(world([use()]), Mount(use()), id="a wanted volume is mounted"),
+        pytest.param(world([use()], [(ONE, State.MOUNTED)], State.MOUNTED), None, id="a mounted one is left alone"),
+        pytest.param(world([use()], [(ONE, State.UNCERTAIN)]), Mount(use()), id="an uncertain mount is repeated"),
+        pytest.param(
+            world([], [(ONE, State.MOUNTED)], State.MOUNTED), Unmount(NAME, ONE), id="nobody wants it: it goes"
+        ),
+        pytest.param(
+            world([], [(ONE, State.UNCERTAIN)], State.MOUNTED), Unmount(NAME, ONE), id="an uncertain mount goes too"
+        ),
+        pytest.param(world([], [], State.MOUNTED), UnmountDevice(NAME), id="the device goes last"),
+        pytest.param(world([], [], State.UNCERTAIN), UnmountDevice(NAME), id="an uncertain device goes too"),
+        pytest.param(
+            world([use(TWO)], [(ONE, State.MOUNTED)], State.MOUNTED),
+            Unmount(NAME, ONE),
+            id="the old pod loses it before the new one gets it",
+        ),
+        pytest.param(
+            world([], [(ONE, State.MOUNTED)], State.MOUNTED, is_ready=False),
+            None,
+            id="nothing goes before all is known",
+        ),
+        pytest.param(
+            world([], [(ONE, State.MOUNTED)], State.MOUNTED, held={ONE}),
+            None,
+            id="nothing goes under a running process",
+        ),
+        pytest.param(world([use(is_attachable=True)]), None, id="not mounted before it is reported in use"),
+        pytest.param(
+            world([use(is_attachable=True)], in_use_reported=frozenset({NAME})), None, id="nor before it is attached"
+        ),
+        pytest.param(
+            world([use(is_attachable=True)], in_use_reported=frozenset({NAME}), attached=frozenset({NAME})),
+            Mount(use(is_attachable=True)),
+            id="mounted once both are true",
+        ),
+        pytest.param(
+            world([use(size_bytes=20, claim_size_bytes=10)], [(ONE, State.MOUNTED)], State.MOUNTED),
+            Expand(use(size_bytes=20, claim_size_bytes=10)),
+            id="a grown volume is grown here",
+        ),
+        pytest.param(
+            world([use(size_bytes=20, claim_size_bytes=10, read_only=True)], [(ONE, State.MOUNTED)], State.MOUNTED),
+            None,
+            id="not for a reader",
+        ),
+    ],
+)
+def test_one_step_follows_from_both_states(state, expected):
+    assert plan_volume(state, NAME, now=100.0).action == expected
+
+
+def test_a_volume_that_left_both_states_is_forgotten():
+    empty = world()
+    empty.actual[NAME] = ActualVolume(NAME, SOURCE)
+    assert plan_volume(empty, NAME, 0.0).forget
+
+
+def test_a_volume_with_an_operation_under_way_is_left_alone():
+    state = world([use()], [(TWO, State.MOUNTED)], State.MOUNTED)
+    state.actual[NAME].pending = UnmountDevice(NAME)
+    assert plan_volume(state, NAME, 0.0).action is None
+
+
+def test_a_read_write_once_pod_volume_waits_for_the_other_pod_even_if_uncertain():
+    exclusive = CsiSource("driver", "vol", "pv", access_modes=("ReadWriteOncePod",))
+    state = world([use(ONE, source=exclusive), use(TWO, source=exclusive)], [(ONE, State.UNCERTAIN)], State.MOUNTED)
+    state.actual[NAME].backoffs[("mount", ONE)] = Backoff(1, 50.0)
+    step = plan_volume(state, NAME, now=10.0)
+    assert step.action is None
+    assert "ReadWriteOncePod" in step.waiting[TWO]
+    assert step.look_again_at == 50.0
+
+
+def test_back_off_of_one_pod_does_not_hold_up_another():
+    state = world([use(ONE), use(TWO)], [(ONE, State.UNCERTAIN)], State.MOUNTED)
+    state.actual[NAME].backoffs[("mount", ONE)] = Backoff(1, 50.0)
+    assert plan_volume(state, NAME, now=10.0).action == Mount(use(TWO))
+
+
+def test_republishing_is_due_after_its_period_and_not_before():
+    state = world([use(republish_s=60.0)], [(ONE, State.MOUNTED)], State.MOUNTED)
+    state.actual[NAME].pods[ONE].published_at = 100.0
+    early = plan_volume(state, NAME, now=120.0)
+    assert (early.action, early.look_again_at) == (None, 160.0)
+    assert plan_volume(state, NAME, now=160.0).action == Mount(use(republish_s=60.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "outcome", "device", "pod"),
+    [
+        (State.ABSENT, Outcome(Failure.UNCERTAIN, "device"), State.UNCERTAIN, State.ABSENT),
+        (State.ABSENT, Outcome(Failure.FINAL, "device"), State.ABSENT, State.ABSENT),
+        (State.UNCERTAIN, Outcome(Failure.FINAL, "device"), State.ABSENT, State.ABSENT),
+        (State.UNCERTAIN, Outcome(Failure.TRANSIENT, "device"), State.UNCERTAIN, State.ABSENT),
+        (State.MOUNTED, Outcome(Failure.UNCERTAIN, "device"), State.MOUNTED, State.ABSENT),
+        (State.ABSENT, Outcome(Failure.UNCERTAIN, "pod", staged=True), State.MOUNTED, State.UNCERTAIN),
+        (State.ABSENT, Outcome(Failure.FINAL, "pod", staged=True), State.MOUNTED, State.ABSENT),
+        (State.ABSENT, Outcome(staged=True, published=True), State.MOUNTED, State.MOUNTED),
+    ],
+)
+def test_what_a_mount_may_leave_behind(before, outcome, device, pod):
+    state = world([use()], device=before)
+    state.actual.setdefault(NAME, ActualVolume(NAME, SOURCE))
+    settle(state, Mount(use()), outcome, now=5.0)
+    assert (state.actual[NAME].device, state.actual[NAME].state_of(ONE)) == (device, pod)
+
+
+def test_a_refused_device_that_was_found_on_disk_stays_uncertain():
+    state = world([use()], device=State.UNCERTAIN)
+    state.actual[NAME].device_is_reconstructed = True
+    settle(state, Mount(use()), Outcome(Failure.FINAL, "device"), now=5.0)
+    assert state.actual[NAME].device is State.UNCERTAIN
+
+
+def test_a_failed_republish_leaves_the_mount_and_waits_its_turn():
+    state = world([use(republish_s=60.0)], [(ONE, State.MOUNTED)], State.MOUNTED)
+    settle(state, Mount(use(republish_s=60.0)), Outcome(Failure.FINAL, "pod", staged=True), now=500.0)
+    assert state.actual[NAME].state_of(ONE) is State.MOUNTED
+    assert plan_volume(state, NAME, now=501.0).action is None
+
+
+def test_failures_are_spaced_further_and_further_and_success_forgets_them():
+    state = world([use()], device=State.ABSENT)
+    state.actual[NAME] = ActualVolume(NAME, SOURCE)
+    now, delays = 0.0, []
+    for _ in range(12):
+        settle(state, Mount(use()), Outcome(Failure.TRANSIENT, "device"), now)
+        delays.append(state.actual[NAME].backoffs[("mount", ONE)].until - now)
+    assert delays[:3] == [0.5, 1.0, 2.0]
+    assert max(delays) == 122.0
+    settle(state, Mount(use()), Outcome(staged=True, published=True), now)
+    assert not state.actual[NAME].backoffs
+
+
+def test_in_use_lists_what_is_desired_or_possibly_here_and_only_attachable_volumes():
+    attachable = world([use(is_attachable=True)])
+    assert attachable.in_use() == {NAME}
+    assert world([use(is_attachable=False)]).in_use() == frozenset()
+    assert world([], [(ONE, State.UNCERTAIN)]).in_use() == {NAME}
+    known_not = world([use(is_attachable=False)], [(ONE, State.MOUNTED)], State.MOUNTED)
+    assert known_not.in_use() == frozenset()
+    inline = world()
+    inline.actual[NAME] = ActualVolume(NAME, replace(SOURCE, is_ephemeral=True))
+    assert inline.in_use() == frozenset()

@@ -1,0 +1,180 @@
+"""Which volumes a pod needs, and why some cannot be used."""
+
+import msgspec
+import pytest
+
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.node.volumes.populate import uses_of
+from moorage.node.volumes.world import CsiSource, PlainSource
+
+
+def made(kind, document):
+    return msgspec.convert(document, kind)
+
+
+def pod(*volumes, mounts=None, devices=(), **spec):
+    names = [volume["name"] for volume in volumes] if mounts is None else mounts
+    container = {
+        "name": "c",
+        "image": "host",
+        "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in names],
+        "volumeDevices": [{"name": name, "devicePath": f"/dev/{name}"} for name in devices],
+    }
+    meta = {"name": "p", "namespace": "ns", "uid": "uid-p"}
+    return made(Pod, {"metadata": meta, "spec": {"volumes": list(volumes), "containers": [container], **spec}})
+
+
+def claim(phase="Bound", volume="pv", uid="uid-c", **meta):
+    return made(
+        PersistentVolumeClaim,
+        {
+            "metadata": {"name": "c", "namespace": "ns", "uid": uid, **meta},
+            "spec": {"volumeName": volume},
+            "status": {"phase": phase, "capacity": {"storage": "1Gi"}},
+        },
+    )
+
+
+def volume(uid="uid-c", **spec):
+    base = {
+        "capacity": {"storage": "2Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "claimRef": {"namespace": "ns", "name": "c", "uid": uid},
+        "csi": {"driver": "d", "volumeHandle": "h", "fsType": "ext4", "volumeAttributes": {"a": "b"}},
+        "mountOptions": ["noatime"],
+    }
+    return made(PersistentVolume, {"metadata": {"name": "pv"}, "spec": {**base, **spec}})
+
+
+class Cluster:
+    def __init__(self, claim=None, volume=None, driver=None, labels=None):
+        self._claim, self._volume, self._driver, self._labels = claim, volume, driver, labels or {}
+
+    def claim(self, key):
+        return self._claim if key == "ns/c" else None
+
+    def volume(self, name):
+        return self._volume if name == "pv" else None
+
+    def driver(self, name):
+        return self._driver
+
+    def node(self):
+        return made(Node, {"metadata": {"name": "n", "labels": self._labels}})
+
+
+CLAIMED = {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}
+
+
+def test_a_bound_claim_becomes_a_use_of_its_volume():
+    needs = uses_of(pod(CLAIMED, securityContext={"fsGroup": 5}), Cluster(claim(), volume()), 60.0)
+    (use,) = needs.uses
+    assert needs.errors == {}
+    assert use.volume == "kubernetes.io/csi/d^h"
+    assert use.is_attachable  # there is no CSIDriver object
+    assert (use.fs_group, use.size_bytes, use.claim_size_bytes) == (5, 2 << 30, 1 << 30)
+    assert isinstance(use.source, CsiSource)
+    assert (use.source.spec_name, use.source.mount_options, use.source.claim) == ("pv", ("noatime",), "ns/c")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (Cluster(), "not found"),
+        (Cluster(claim("Pending")), "not bound"),
+        (Cluster(claim(volume="")), "not bound"),
+        (Cluster(claim()), "persistentvolume 'pv' not found"),
+        (Cluster(claim(), volume(uid="other")), "is not bound to PVC"),
+        (Cluster(claim(deletionTimestamp="2026-01-01T00:00:00Z"), volume()), "being deleted"),
+        (Cluster(claim(), volume(csi=None)), "not a CSI volume"),
+        (Cluster(claim(), volume(volumeMode="Block")), "volumeMode Block"),
+        (
+            Cluster(
+                claim(),
+                volume(
+                    nodeAffinity={
+                        "required": {
+                            "nodeSelectorTerms": [
+                                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+                            ]
+                        }
+                    }
+                ),
+                labels={"zone": "b"},
+            ),
+            "node affinity",
+        ),
+    ],
+)
+def test_an_unusable_claim_is_an_error_in_words(cluster, words):
+    needs = uses_of(pod(CLAIMED), cluster, 60.0)
+    assert needs.uses == []
+    assert words in needs.errors["v"]
+
+
+def test_a_claim_that_is_protected_may_still_be_used_while_it_is_deleted():
+    held = claim(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["kubernetes.io/pvc-protection"])
+    assert uses_of(pod(CLAIMED), Cluster(held, volume()), 60.0).errors == {}
+
+
+def test_a_volume_that_no_container_refers_to_is_not_mounted():
+    assert uses_of(pod(CLAIMED, mounts=[]), Cluster(claim(), volume()), 60.0).uses == []
+
+
+def test_one_claim_under_two_names_is_mounted_once_and_written_if_either_writes():
+    second = {"name": "w", "persistentVolumeClaim": {"claimName": "c", "readOnly": True}}
+    (use,) = uses_of(pod(CLAIMED, second), Cluster(claim(), volume()), 60.0).uses
+    assert use.outer_names == ("v", "w")
+    assert not use.read_only
+
+
+def test_a_filesystem_volume_is_no_device():
+    needs = uses_of(pod(CLAIMED, mounts=[], devices=["v"]), Cluster(claim(), volume()), 60.0)
+    assert "volumeMode Filesystem" in needs.errors["v"]
+
+
+def test_a_reader_never_makes_the_volume_grow():
+    reader = {"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": True}}
+    (use,) = uses_of(pod(reader), Cluster(claim(), volume()), 60.0).uses
+    assert use.read_only
+    assert use.size_bytes == 0
+
+
+def test_what_the_driver_says_about_itself_counts():
+    spec = CsiDriverSpec(attach_required=False, requires_republish=True)
+    (use,) = uses_of(pod(CLAIMED), Cluster(claim(), volume(), spec), 60.0).uses
+    assert not use.is_attachable
+    assert use.republish_s == 60.0
+
+
+def test_a_generic_ephemeral_claim_must_belong_to_the_pod():
+    generic = {"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}
+
+    class Named(Cluster):
+        def claim(self, key):
+            return self._claim if key == "ns/p-v" else None
+
+    stranger = uses_of(pod(generic), Named(claim(), volume()), 60.0)
+    assert "pod is not owner" in stranger.errors["v"]
+    owned = claim(
+        ownerReferences=[{"uid": "uid-p", "kind": "Pod", "name": "p", "apiVersion": "v1", "controller": True}]
+    )
+    assert uses_of(pod(generic), Named(owned, volume()), 60.0).errors == {}
+
+
+def test_inline_and_plain_volumes_belong_to_one_pod():
+    inline = {"name": "i", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s"}, "readOnly": True}}
+    needs = uses_of(
+        pod(inline, {"name": "e", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "x"}}), Cluster(), 9.0
+    )
+    by_name = {use.outer_names[0]: use for use in needs.uses}
+    assert by_name["i"].volume == "kubernetes.io/csi/uid-p-i"
+    assert by_name["i"].source.publish_secret.namespace == "ns"
+    assert by_name["i"].read_only
+    assert isinstance(by_name["e"].source, PlainSource)
+    assert (by_name["e"].republish_s, by_name["s"].republish_s) == (0.0, 9.0)
+
+
+def test_an_unknown_kind_of_volume_is_said_to_be_unknown():
+    assert "not made by this node agent" in uses_of(pod({"name": "x"}), Cluster(), 60.0).errors["x"]
