@@ -25,7 +25,9 @@ class _Selector(selectors.DefaultSelector):
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
-        ready = super().select(0.001 if timeout is not None else 20)
+        # A busy kernel may hold back what was written to a socket: look longer before a jump that ends requests.
+        patience = 20 if timeout is None else 0.001 if timeout < 0.5 else 0.01
+        ready = super().select(patience)
         if not ready and timeout is None:
             raise RuntimeError("the loop would wait for ever")
         if not ready and timeout is not None:
