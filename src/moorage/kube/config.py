@@ -23,6 +23,8 @@ from moorage.kube.errors import Unauthorized
 from moorage.kube.objects.meta import seconds_of
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_SECTIONS = {"contexts": "context", "clusters": "cluster", "users": "user"}
+_PATHS = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
 _TOKEN_REFRESH_S = 60.0
 _EXPIRES_EARLY_S = 10.0
 
@@ -71,9 +73,11 @@ class ApiConfig:
 
 def load(kubeconfig: str | None = None, context: str | None = None) -> ApiConfig:
     """The configuration for a command line: the given file, KUBECONFIG, the in-cluster account, or ~/.kube/config."""
-    named = kubeconfig or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    if named:
-        return from_kubeconfig(Path(named), context)
+    if kubeconfig:
+        return from_kubeconfig(Path(kubeconfig), context)
+    if named := [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]:
+        present = [path for path in named if path.exists()] or named[:1]
+        return from_kubeconfig(present[0], context, *present[1:])
     if os.environ.get("KUBERNETES_SERVICE_HOST") and (_ACCOUNT / "token").exists():
         return from_account(_ACCOUNT)
     default = Path.home() / ".kube" / "config"
@@ -87,22 +91,20 @@ def from_account(folder: Path) -> ApiConfig:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     namespace = (folder / "namespace").read_text().strip() if (folder / "namespace").exists() else "default"
-    tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    try:
+        tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    except OSError as error:
+        raise UsageError(f"service account in {folder}: its certificate authority: {error}") from error
     return ApiConfig(f"https://{host}:{port}", tls, token_file(folder / "token"), namespace)
 
 
-def from_kubeconfig(path: Path, context: str | None = None) -> ApiConfig:
-    """The cluster and user of a kubeconfig's current (or given) context."""
-    try:
-        document = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"kubeconfig {path}: {error}") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"kubeconfig {path}: not a mapping")
-    chosen = context or document.get("current-context") or ""
-    entry = _named(document, "contexts", chosen, path).get("context") or {}
-    cluster = _named(document, "clusters", entry.get("cluster", ""), path).get("cluster") or {}
-    user = _named(document, "users", entry.get("user", ""), path).get("user") or {}
+def from_kubeconfig(path: Path, context: str | None = None, *more: Path) -> ApiConfig:
+    """The cluster and user of a kubeconfig's current (or given) context; in several files the first word counts."""
+    document = _merged([_read(one) for one in (path, *more)])
+    chosen = context or str(document.get("current-context") or "")
+    entry = _named(document, "contexts", chosen, path)
+    cluster = _named(document, "clusters", entry.get("cluster", ""), path)
+    user = _named(document, "users", entry["user"], path) if entry.get("user") else {}
     server = str(cluster.get("server") or "")
     if not server.startswith(("http://", "https://", "unix://")):
         raise UsageError(f"kubeconfig {path}: cluster {entry.get('cluster')!r} has no http, https or unix server")
@@ -240,8 +242,38 @@ def _pair_from(user: dict[str, Any], folder: Path) -> tuple[bytes | None, bytes 
     return content("client-certificate"), content("client-key")
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """A kubeconfig with the paths in it made absolute: they are meant relative to their own file."""
+    try:
+        document = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"kubeconfig {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"kubeconfig {path}: not a mapping")
+    for section, kind in _SECTIONS.items():
+        for entry in document.get(section) or []:
+            content: Any = entry.get(kind) if isinstance(entry, dict) else None
+            if isinstance(content, dict):
+                content |= {name: str(path.parent / str(content[name])) for name in _PATHS if content.get(name)}
+    return document
+
+
+def _merged(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """One kubeconfig of several; an entry or a current context that was named before stays."""
+    merged: dict[str, Any] = {section: [] for section in _SECTIONS}
+    for document in documents:
+        merged["current-context"] = merged.get("current-context") or document.get("current-context")
+        for section in _SECTIONS:
+            entries = document.get(section) or []
+            merged[section] += entries if isinstance(entries, list) else []
+    return merged
+
+
 def _named(document: dict[str, Any], section: str, name: str, path: Path) -> dict[str, Any]:
-    for entry in document.get(section) or []:
+    """The content of the first entry of that name."""
+    for entry in document[section]:
         if isinstance(entry, dict) and entry.get("name") == name:
-            return entry
+            content = entry.get(_SECTIONS[section]) or {}
+            if isinstance(content, dict):
+                return content
     raise UsageError(f"kubeconfig {path}: no entry {name!r} in {section}")

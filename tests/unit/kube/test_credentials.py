@@ -233,6 +233,20 @@ async def test_a_plugin_may_give_a_certificate(fake, authority, tmp_path):
     await api.stop()
 
 
+async def test_several_kubeconfigs_are_one_and_each_has_its_own_paths(fake, tmp_path, monkeypatch):
+    async with fake() as api:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "two" / "token").write_text("from-two")
+        first = {"current-context": "x", "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}
+        (tmp_path / "one" / "config").write_text(yaml.safe_dump(first))
+        second = write(tmp_path / "two" / "config", api.config.server, {"tokenFile": "token"})
+        monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/missing:{tmp_path}/one/config:{second}")
+        async with Client(config.load()) as client:
+            await client.list(ConfigMap)
+        assert api.headers[-1]["Authorization"] == "Bearer from-two"
+
+
 def test_the_account_of_a_pod_is_found(monkeypatch, tmp_path, authority):
     (tmp_path / "ca.crt").write_bytes(authority.pem)
     (tmp_path / "token").write_text("account-token")
@@ -251,6 +265,8 @@ def test_the_account_of_a_pod_is_found(monkeypatch, tmp_path, authority):
         ("- a list", "not a mapping"),
         ("a: [", "kubeconfig"),
         ("current-context: x", "no entry 'x' in contexts"),
+        ("current-context: x\ncontexts: [{name: x, context: text}]", "no entry 'x' in contexts"),
+        ("current-context: x\ncontexts: [7]", "no entry 'x' in contexts"),
         ("current-context: x\ncontexts: [{name: x, context: {cluster: y}}]", "no entry 'y' in clusters"),
     ],
 )
