@@ -236,7 +236,7 @@ class Executor:
             "target": {"apiVersion": "v1", "kind": "Node", "name": reservation.node},
         }
         try:
-            await self._client.create(Pod, body, pod.namespace, subresource="binding", name=pod.name)
+            await self._client.request("POST", Pod.resource.path(pod.namespace, pod.name, "binding"), body)
         except (Conflict, NotFound) as error:
             log.info("pod was not bound", pod=pod.key, node=reservation.node, reason=str(error))
             self.release(pod.key)
