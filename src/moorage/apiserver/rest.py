@@ -76,7 +76,7 @@ class Resources:
         kind, rules = call.kind, rules_for(call.kind.stored_as)
         admission.check_namespace(txn, kind, call.namespace, obj["metadata"].get("name", ""))
         obj["metadata"] = meta.begin(obj["metadata"], call.namespace, kind.tracks_generation)
-        if kind.has_status:
+        if kind.has_status and kind.stored_as != "nodes":  # a kubelet registers its node with a status
             obj.pop("status", None)
         kind_defaults(kind, obj)
         rules.on_create(obj)
