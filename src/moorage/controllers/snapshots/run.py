@@ -15,7 +15,7 @@ from moorage.controllers.snapshots.group import Groups
 from moorage.controllers.snapshots.snapshot import Snapshots
 from moorage.controllers.snapshots.store import Store
 from moorage.kube.client import Client
-from moorage.kube.errors import ApiError, NotFound
+from moorage.kube.errors import ApiError, Conflict, NotFound
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import KubeObject, Resource
 from moorage.kube.objects.snapshots import (
@@ -51,7 +51,23 @@ async def run(context: ControllerContext) -> None:
     controller.subscribe()
     async with asyncio.TaskGroup() as tasks:
         for queue, work in controller.work.items():
-            tasks.create_task(queue.run(work, workers=context.options.workers), name=queue.name)
+            again = _again_after_conflict(queue, work)
+            tasks.create_task(queue.run(again, workers=context.options.workers), name=queue.name)
+
+
+def _again_after_conflict(
+    queue: WorkQueue[str], work: Callable[[str], Awaitable[None]]
+) -> Callable[[str], Awaitable[None]]:
+    """Someone else wrote in between: look again at once, for what was read has been read anew."""
+
+    async def look(key: str) -> None:
+        try:
+            await work(key)
+        except Conflict as error:
+            log.debug("looked at again", queue=queue.name, key=key, reason=str(error))
+            queue.add(key)
+
+    return look
 
 
 async def _is_served(client: Client, resource: Resource) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from moorage.errors import MoorageError
 from moorage.kube.client import Client
-from moorage.kube.errors import NotFound
+from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.events import Recorder
 from moorage.kube.informer import Informer, Informers
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
@@ -85,16 +85,20 @@ class Store:
         found = self.volumes.at("handle", f"{driver}^{handle}")
         return found[0] if found else None
 
-    async def patch(self, obj: T, patch: Mapping[str, Any], *, status: bool = False, guarded: bool = True) -> T:
-        """Change an object as it was read; Conflict when it has changed since."""
-        written = await self.client.patch(
-            type(obj),
-            obj.name,
-            patch,
-            obj.namespace,
-            subresource="status" if status else "",
-            version=obj.metadata.resource_version if guarded else "",
-        )
+    async def patch(self, obj: T, patch: Mapping[str, Any], *, status: bool = False) -> T:
+        """Change an object as it was read; Conflict when it has changed since, and then the informer knows how."""
+        try:
+            written = await self.client.patch(
+                type(obj),
+                obj.name,
+                patch,
+                obj.namespace,
+                subresource="status" if status else "",
+                version=obj.metadata.resource_version,
+            )
+        except Conflict:
+            await self.live(type(obj), obj.name, obj.namespace)
+            raise
         self._informers[type(obj)].remember(written)
         return written
 
