@@ -9,7 +9,7 @@ Start reading at: `CsiClient`.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -132,7 +132,11 @@ class CsiClient(CsiCalls):
             path, request_serializer=_serialized, response_deserializer=response.FromString
         )(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
         try:
-            return cast(_Response, await call)
+            answer = await call
+            if not isinstance(answer, response):  # grpc gives None for bytes that it cannot read
+                code = "INTERNAL"
+                raise CsiError(method, code, f"the answer from {self.path} is no {response.DESCRIPTOR.name}")
+            return answer
         except grpc.aio.AioRpcError as error:
             code = error.code().name
             raise self._error(method, error) from None
