@@ -5,20 +5,15 @@ May not touch: what a user may do; that is `authorize`.
 Start reading at: `Authenticator.identify`.
 """
 
-import base64
 import hmac
 import time
-import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from moorage.apiserver.identity import Identity
 
-from moorage.apiserver.certs import Identity
+if TYPE_CHECKING:
+    from moorage.apiserver.tokens import Signer
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 AUTHENTICATED = "system:authenticated"
@@ -47,9 +42,8 @@ class Authenticator:
 
     def __init__(self, identity: Identity) -> None:
         self._token = identity.token.encode()
-        key = serialization.load_pem_private_key(identity.signing_key.read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        self._key = key
+        self._key_path = identity.signing_key
+        self._loaded: Signer | None = None
         self._known: dict[str, tuple[float, User]] = {}
 
     def identify(self, authorization: str, certificate: dict[str, Any] | None) -> User | None:
@@ -86,38 +80,17 @@ class Authenticator:
         self, account: dict[str, str], audiences: list[str], seconds: int, bound: dict[str, Any] | None
     ) -> tuple[str, float]:
         """A token for a ServiceAccount {namespace, name, uid}, and when it ends."""
-        now = int(time.time())
-        private: dict[str, Any] = {
-            "namespace": account["namespace"],
-            "serviceaccount": {"name": account["name"], "uid": account["uid"]},
-        }
-        if bound:
-            private[str(bound.get("kind", "")).lower()] = {"name": bound.get("name"), "uid": bound.get("uid")}
-        claims = {
-            "aud": audiences or [ISSUER],
-            "exp": now + seconds,
-            "iat": now,
-            "nbf": now,
-            "iss": ISSUER,
-            "jti": str(uuid.uuid4()),
-            "kubernetes.io": private,
-            "sub": f"system:serviceaccount:{account['namespace']}:{account['name']}",
-        }
-        head = _b64(msgspec.json.encode({"alg": "ES256", "typ": "JWT"}))
-        signed = f"{head}.{_b64(msgspec.json.encode(claims))}"
-        r, s = decode_dss_signature(self._key.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
-        return f"{signed}.{_b64(r.to_bytes(32) + s.to_bytes(32))}", float(now + seconds)
+        return self._signer().issue(account, audiences, seconds, bound)
 
     def _verified(self, token: str) -> dict[str, Any] | None:
-        try:
-            head, body, signature = token.split(".")
-            raw = _unb64(signature)
-            der = encode_dss_signature(int.from_bytes(raw[:32]), int.from_bytes(raw[32:]))
-            self._key.public_key().verify(der, f"{head}.{body}".encode(), ec.ECDSA(hashes.SHA256()))
-            claims = msgspec.json.decode(_unb64(body))
-        except (InvalidSignature, ValueError, msgspec.MsgspecError):
-            return None
-        return claims if isinstance(claims, dict) else None
+        return self._signer().verified(token)
+
+    def _signer(self) -> "Signer":
+        if self._loaded is None:
+            from moorage.apiserver.tokens import Signer
+
+            self._loaded = Signer(self._key_path)
+        return self._loaded
 
 
 def _service_account(claims: dict[str, Any]) -> User:
@@ -137,11 +110,3 @@ def _user_from(certificate: dict[str, Any]) -> User | None:
             elif key == "organizationName":
                 groups.append(value)
     return User(name, (*groups, AUTHENTICATED)) if name else None
-
-
-def _b64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
-
-
-def _unb64(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,79 +1,40 @@
 """Keys, certificates and the token of a server that belongs to one machine.
 
-Owns: the `pki` directory: a certificate authority, the server's certificate, an administrator's, and a signing key.
+Owns: making a certificate authority, the server's certificate, an administrator's, and a key to sign tokens with.
 May not touch: sockets.
-Start reading at: `ensure_identity`.
+Start reading at: `make_missing`.
 """
 
 import ipaddress
-import os
-import secrets
 import socket
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from moorage.apiserver.identity import Identity, Note, write_private
+
 _TEN_YEARS = timedelta(days=3650)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Where the files are, and the token that they go with."""
-
-    directory: Path
-    token: str
-
-    @property
-    def ca(self) -> Path:
-        return self.directory / "ca.crt"
-
-    @property
-    def server(self) -> tuple[Path, Path]:
-        return self.directory / "server.crt", self.directory / "server.key"
-
-    @property
-    def admin(self) -> tuple[Path, Path]:
-        return self.directory / "admin.crt", self.directory / "admin.key"
-
-    @property
-    def signing_key(self) -> Path:
-        return self.directory / "tokens.key"
-
-
-def ensure_identity(data_dir: Path, hosts: tuple[str, ...] = ()) -> Identity:
-    """Make what is missing; a server certificate is made again when it does not cover the hosts."""
-    directory = data_dir / "pki"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    token_path = directory / "token"
-    if not token_path.exists():
-        write_private(token_path, secrets.token_urlsafe(32).encode())
-    identity = Identity(directory, token_path.read_text().strip())
+def make_missing(identity: Identity, hosts: tuple[str, ...]) -> None:
+    """Make the authority, the administrator's certificate and the signing key where they are missing, and the
+    server's certificate for these hosts."""
+    directory = identity.directory
     if not (directory / "ca.key").exists() or not identity.ca.exists():
         _make_authority(directory)
     if not all(path.exists() for path in identity.admin):
         subject = _name("moorage-admin", "system:masters")
         _issue(directory, "admin", subject, None, ExtendedKeyUsageOID.CLIENT_AUTH)
-    if not _covers(identity.server[0], hosts):
-        _issue(directory, "server", _name("moorage-apiserver"), hosts, ExtendedKeyUsageOID.SERVER_AUTH)
     if not identity.signing_key.exists():
         write_private(identity.signing_key, _private_bytes(ec.generate_private_key(ec.SECP256R1())))
-    return identity
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    _issue(directory, "server", _name("moorage-apiserver"), hosts, ExtendedKeyUsageOID.SERVER_AUTH)
+    until = (datetime.now(UTC) + _TEN_YEARS).timestamp() - 86400
+    write_private(identity.note, msgspec.json.encode(Note(sorted(hosts), until)))
 
 
 def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -156,13 +117,3 @@ def _alternatives(hosts: tuple[str, ...]) -> list[x509.GeneralName]:
         except ValueError:
             found[host] = x509.DNSName(host)
     return list(found.values())
-
-
-def _covers(path: Path, hosts: tuple[str, ...]) -> bool:
-    if not path.exists() or not path.with_suffix(".key").exists():
-        return False
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    if certificate.not_valid_after_utc < datetime.now(UTC) + timedelta(days=30):
-        return False
-    have = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return all(name in list(have) for name in _alternatives(hosts))

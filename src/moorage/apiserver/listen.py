@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from moorage.apiserver.certs import Identity
+from moorage.apiserver.identity import Identity
 from moorage.apiserver.limits import Limits
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

@@ -16,13 +16,13 @@ import msgspec
 
 from moorage.apiserver.auth import Authenticator
 from moorage.apiserver.authorize import Authorizer
-from moorage.apiserver.certs import Identity, ensure_identity, write_private
 from moorage.apiserver.crd import STORED_AS, Definitions
 from moorage.apiserver.discovery import Discovery
 from moorage.apiserver.errors import StatusError
 from moorage.apiserver.events import newer_kind
 from moorage.apiserver.housekeeping import Housekeeper
 from moorage.apiserver.http import Edge
+from moorage.apiserver.identity import Identity, ensure_identity, write_private
 from moorage.apiserver.kinds import Registry, builtin_kinds
 from moorage.apiserver.kubelet import KubeletProxy
 from moorage.apiserver.limits import Limits
