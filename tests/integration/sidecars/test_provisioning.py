@@ -1,6 +1,29 @@
 """Claims become volumes, and released volumes go: the provisioner against a scripted driver."""
 
+import asyncio
+
+import pytest
+
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Secret, StorageClass, VolumeAttributesClass
 from moorage.sidecars.roles import Role
+from moorage.sidecars.testing import Abilities
+
+FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
+SELECTED = "volume.kubernetes.io/selected-node"
+FINAL_CODES = [
+    "UNKNOWN",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+]
+OPEN_CODES = ["CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "ABORTED"]
 
 
 async def test_a_claim_is_bound_and_its_volume_goes_when_it_is_deleted(lab):
@@ -11,10 +34,342 @@ async def test_a_claim_is_bound_and_its_volume_goes_when_it_is_deleted(lab):
     [volume] = await lab.volumes()
     assert volume.name == f"pvc-{claim.uid}"
     assert volume.spec.csi.volume_attributes["made"] == "yes"
-    assert volume.finalizers[0] == "external-provisioner.volume.kubernetes.io/finalizer"
-    [event] = await lab.events("ProvisioningSucceeded")
+    assert volume.finalizers[0] == FINALIZER
+    assert volume.annotations["pv.kubernetes.io/provisioned-by"] == lab.driver.name
+
+    async def told():
+        return await lab.events("ProvisioningSucceeded")
+
+    [event] = await lab.until(told)
     assert event.involved_object.name == "data"
 
-    await lab.client.delete(type(claim), "data", "default")
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
     await lab.gone()
     assert lab.driver.count("CreateVolume") == lab.driver.count("DeleteVolume") == 1
+
+
+@pytest.mark.parametrize("code", FINAL_CODES + OPEN_CODES)
+async def test_any_failure_of_create_is_told_and_tried_again(lab, code):
+    lab.driver.fail("CreateVolume", code, times=2)
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    await lab.bound("data")
+    requests = lab.driver.requests("CreateVolume")
+    assert len(requests) == 3
+    assert {request.SerializeToString(deterministic=True) for request in requests} == {
+        requests[0].SerializeToString(deterministic=True)
+    }
+    [event] = await lab.events("ProvisioningFailed")
+    assert code in event.message
+    assert event.type == "Warning"
+    await lab.nothing_left()
+
+
+async def test_an_infeasible_request_is_not_repeated_until_its_class_is_replaced(lab):
+    lab.driver.fail("CreateVolume", "INVALID_ARGUMENT")
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+
+    async def told():
+        return await lab.events("ProvisioningFailed")
+
+    [event] = await lab.until(told)
+    assert "cannot be met" in event.message
+    await asyncio.sleep(0.5)  # longer than several retries would take
+    assert lab.driver.count("CreateVolume") == 1
+    await lab.client.delete(StorageClass, "fast")
+    await lab.make_class()
+    await lab.client.patch(PersistentVolumeClaim, "data", {"metadata": {"labels": {"look": "again"}}}, "default")
+    await lab.bound("data")
+
+
+async def test_no_room_at_the_selected_node_asks_the_scheduler_again(make_lab):
+    async with make_lab(Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))) as lab:
+        await lab.make_node("node-1", keys=("zone",), zone="a")
+        await lab.make_class(volumeBindingMode="WaitForFirstConsumer")
+        lab.driver.fail("CreateVolume", "RESOURCE_EXHAUSTED")
+        lab.start(Role.PROVISIONER)
+        await lab.make_claim("data")
+        await lab.client.patch(
+            PersistentVolumeClaim, "data", {"metadata": {"annotations": {SELECTED: "node-1"}}}, "default"
+        )
+
+        async def is_unselected():
+            claim = await lab.claim("data")
+            return lab.driver.count("CreateVolume") == 1 and SELECTED not in claim.annotations
+
+        await lab.until(is_unselected)
+        await lab.client.patch(
+            PersistentVolumeClaim, "data", {"metadata": {"annotations": {SELECTED: "node-1"}}}, "default"
+        )
+        await lab.bound("data")
+        [volume] = await lab.volumes()
+        [term] = volume.spec.node_affinity.required.node_selector_terms
+        assert [(r.key, r.values) for r in term.match_expressions] == [("zone", ["a"])]
+
+
+async def test_late_binding_sends_all_places_with_the_selected_one_first(make_lab):
+    async with make_lab(Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))) as lab:
+        for number, zone in enumerate("abc"):
+            await lab.make_node(f"node-{number}", keys=("zone",), zone=zone)
+        await lab.make_class(volumeBindingMode="WaitForFirstConsumer")
+        lab.start(Role.PROVISIONER)
+        await lab.make_claim("data")
+        await lab.client.patch(
+            PersistentVolumeClaim, "data", {"metadata": {"annotations": {SELECTED: "node-1"}}}, "default"
+        )
+        await lab.bound("data")
+        [request] = lab.driver.requests("CreateVolume")
+        required = request.accessibility_requirements
+        assert [t.segments["zone"] for t in required.requisite] == ["a", "b", "c"]
+        assert [t.segments["zone"] for t in required.preferred] == ["b", "c", "a"]
+
+
+async def test_a_claim_deleted_while_its_volume_is_made_leaves_nothing(lab):
+    gate = lab.driver.hold("CreateVolume")
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+
+    async def is_asked():
+        return lab.driver.count("CreateVolume") == 1
+
+    await lab.until(is_asked)
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+    gate.set()
+
+    async def is_deleted():
+        return lab.driver.count("DeleteVolume") == 1
+
+    await lab.until(is_deleted)
+    await lab.gone()
+
+
+@pytest.mark.parametrize("code", OPEN_CODES)
+async def test_a_lost_answer_for_a_deleted_claim_is_driven_to_its_end(lab, code):
+    lab.driver.fail("CreateVolume", code, times=3, is_done=True)
+    gate = lab.driver.hold("CreateVolume")
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+
+    async def is_asked():
+        return lab.driver.count("CreateVolume") == 1
+
+    await lab.until(is_asked)
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+    await lab.client.delete(StorageClass, "fast")
+    gate.set()
+
+    async def is_deleted():
+        return lab.driver.count("DeleteVolume") >= 1
+
+    await lab.until(is_deleted)
+    await lab.gone()
+
+
+async def test_a_crash_between_volume_and_object_leaks_nothing_though_the_claim_goes_meanwhile(lab):
+    gate = lab.driver.hold("CreateVolume")
+    first = lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+
+    async def is_asked():
+        return lab.driver.count("CreateVolume") == 1
+
+    await lab.until(is_asked)
+    await lab.kill(first)
+    gate.set()  # the driver finishes what the dead process asked for
+
+    async def is_made():
+        return lab.driver.backend.volumes
+
+    await lab.until(is_made)
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+
+    async def is_gone():
+        return await lab.claim("data") is None
+
+    await lab.until(is_gone)
+    lab.start(Role.PROVISIONER, host="host-2")
+
+    async def is_deleted():
+        return lab.driver.count("DeleteVolume") >= 1
+
+    await lab.until(is_deleted)
+    await lab.gone()
+
+
+async def test_a_volume_that_is_too_small_is_deleted_again(lab):
+    lab.driver.makes_small_by = 1
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+
+    async def is_deleted():
+        return lab.driver.count("DeleteVolume") >= 1
+
+    await lab.until(is_deleted)
+    lab.driver.makes_small_by = 0
+    await lab.bound("data")
+    await lab.nothing_left()
+    assert any("fewer than" in event.message for event in await lab.events("ProvisioningFailed"))
+
+
+async def test_secrets_and_metadata_reach_the_driver_and_the_volume_names_them(lab):
+    lab.start(Role.PROVISIONER, extra_create_metadata=True)
+    await lab.client.create(
+        Secret, {"metadata": {"name": "key-data", "namespace": "default"}, "data": {"token": "c2VjcmV0"}}, "default"
+    )
+    prefix = "csi.storage.k8s.io"
+    await lab.make_class(
+        parameters={
+            f"{prefix}/provisioner-secret-name": "key-${pvc.name}",
+            f"{prefix}/provisioner-secret-namespace": "${pvc.namespace}",
+            f"{prefix}/node-stage-secret-name": "stage",
+            f"{prefix}/node-stage-secret-namespace": "default",
+            f"{prefix}/fstype": "xfs",
+            "speed": "high",
+        }
+    )
+    await lab.make_claim("data")
+    claim = await lab.bound("data")
+    [request] = lab.driver.requests("CreateVolume")
+    assert dict(request.secrets) == {"token": "secret"}
+    assert dict(request.parameters) == {
+        "speed": "high",
+        f"{prefix}/pvc/name": "data",
+        f"{prefix}/pvc/namespace": "default",
+        f"{prefix}/pv/name": f"pvc-{claim.uid}",
+    }
+    assert request.volume_capabilities[0].mount.fs_type == "xfs"
+    [volume] = await lab.volumes()
+    assert volume.spec.csi.fs_type == "xfs"
+    assert volume.spec.csi.node_stage_secret_ref.name == "stage"
+    assert volume.annotations["volume.kubernetes.io/provisioner-deletion-secret-name"] == "key-data"
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+    await lab.gone()
+    [deletion] = lab.driver.requests("DeleteVolume")
+    assert dict(deletion.secrets) == {"token": "secret"}
+
+
+async def test_a_clone_protects_its_source_until_the_source_is_deleted(lab):
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("origin")
+    await lab.bound("origin")
+    await lab.make_claim("copy", dataSource={"kind": "PersistentVolumeClaim", "name": "origin"})
+    await lab.bound("copy")
+    request = lab.driver.requests("CreateVolume")[1]
+    origin = await lab.claim("origin")
+    volume = await lab.client.get(PersistentVolume, origin.spec.volume_name)
+    assert request.volume_content_source.volume.volume_id == volume.spec.csi.volume_handle
+    assert "provisioner.storage.kubernetes.io/cloning-protection" in origin.finalizers
+    await lab.client.delete(PersistentVolumeClaim, "origin", "default")
+
+    async def is_gone():
+        return await lab.claim("origin") is None
+
+    await lab.until(is_gone)
+
+
+async def test_a_populated_claim_is_left_to_its_populator(lab):
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    reference = {"apiGroup": "example.com", "kind": "Tape", "name": "t"}
+    await lab.make_claim("data", dataSourceRef=reference)
+
+    async def told():
+        return await lab.events("Provisioning")
+
+    [event] = await lab.until(told)
+    assert "populator" in event.message
+    assert lab.driver.count("CreateVolume") == 0
+
+
+async def test_a_volume_attributes_class_is_sent_at_creation(lab):
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    body = {"metadata": {"name": "gold"}, "driverName": lab.driver.name, "parameters": {"iops": "9"}}
+    await lab.client.create(VolumeAttributesClass, body)
+    await lab.make_claim("data", volumeAttributesClassName="gold")
+    await lab.bound("data")
+    [request] = lab.driver.requests("CreateVolume")
+    assert dict(request.mutable_parameters) == {"iops": "9"}
+    [volume] = await lab.volumes()
+    assert volume.spec.volume_attributes_class_name == "gold"
+
+
+@pytest.mark.parametrize("code", [*FINAL_CODES, *OPEN_CODES, "INVALID_ARGUMENT"])
+async def test_any_failure_of_delete_is_told_and_tried_again(lab, code):
+    lab.driver.fail("DeleteVolume", code, times=2)
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    await lab.bound("data")
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+    await lab.gone()
+    assert lab.driver.count("DeleteVolume") == 3
+    [event] = await lab.events("VolumeFailedDelete")
+    assert code in event.message
+
+
+async def test_the_finalizer_follows_the_reclaim_policy(lab):
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    claim = await lab.bound("data")
+
+    async def has_finalizer():
+        return FINALIZER in (await lab.client.get(PersistentVolume, claim.spec.volume_name)).finalizers
+
+    async def has_none():
+        return not await has_finalizer()
+
+    for policy, what in (("Retain", has_none), ("Delete", has_finalizer), ("Retain", has_none)):
+        patch = {"spec": {"persistentVolumeReclaimPolicy": policy}}
+        await lab.client.patch(PersistentVolume, claim.spec.volume_name, patch)
+        await lab.until(what)
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+
+    async def is_released():
+        return (await lab.client.get(PersistentVolume, claim.spec.volume_name)).status.phase == "Released"
+
+    await lab.until(is_released)
+    assert lab.driver.count("DeleteVolume") == 0
+    assert len(lab.driver.backend.volumes) == 1
+
+
+async def test_an_attached_volume_is_not_deleted(lab):
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    claim = await lab.bound("data")
+    await lab.attach("va", claim.spec.volume_name)
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+
+    async def is_released():
+        return (await lab.client.get(PersistentVolume, claim.spec.volume_name)).status.phase == "Released"
+
+    await lab.until(is_released)
+    await asyncio.sleep(0.3)
+    assert lab.driver.count("DeleteVolume") == 0
+    await lab.client.delete(type(await lab.attachment("va")), "va")
+    await lab.gone()
+
+
+async def test_two_instances_at_once_make_each_volume_once(lab):
+    lab.start(Role.PROVISIONER, host="a")
+    lab.start(Role.PROVISIONER, host="b")
+    await lab.make_class()
+    for number in range(20):
+        await lab.make_claim(f"c{number}")
+    for number in range(20):
+        await lab.bound(f"c{number}")
+    await lab.nothing_left()
+    assert len(await lab.volumes()) == 20
+    for number in range(20):
+        await lab.client.delete(PersistentVolumeClaim, f"c{number}", "default")
+    await lab.gone()

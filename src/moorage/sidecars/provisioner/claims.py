@@ -61,7 +61,7 @@ class ClaimWorker:
             if claim is None:
                 return None
             storage_class = self._context.classes.get(class_name_of(claim))
-            if why_not_provision(claim, storage_class, self._context.driver.name) or self._is_saved(uid):
+            if why_not_provision(claim, storage_class, self._context.driver.name) or self._saved(uid):
                 return None
             if storage_class is None:
                 raise SidecarError(f"claim {claim.key}: class {class_name_of(claim)!r} does not exist")
@@ -69,7 +69,7 @@ class ClaimWorker:
             if wait_s is None or wait_s > 0:
                 return wait_s
             return await self._begin(claim, storage_class)
-        if self._is_saved(uid):
+        if any(_is_settled(volume) for volume in self._saved(uid)):
             self._end(uid)
             return None
         return await self._carry_out(uid, attempt)
@@ -175,6 +175,10 @@ class ClaimWorker:
         if saved is None:
             raise ProvisionError(f"PersistentVolume {attempt.name} came and went", State.BACKGROUND)
         self._context.volumes.remember(saved)
+        if saved.is_deleting or saved.status.phase in ("Released", "Failed"):
+            # Its volume may be deleted already, and then ours is a new one, perhaps under the same id: it must get
+            # its own object once this one is gone, or nobody would ever delete it.
+            raise ProvisionError(f"an earlier PersistentVolume {attempt.name} is still being deleted", State.BACKGROUND)
         theirs = saved.spec.csi
         if theirs is not None and (theirs.driver, theirs.volume_handle) == (self._context.driver.name, made.volume_id):
             return
@@ -229,16 +233,21 @@ class ClaimWorker:
         found = self._context.claims.at("uid", uid)
         return found[0] if found else None
 
-    def _is_saved(self, uid: str) -> bool:
-        """A PersistentVolume for this very claim exists, whatever its prefix."""
+    def _saved(self, uid: str) -> list[PersistentVolume]:
+        """The PersistentVolumes for this very claim, whatever their prefix."""
         settings, driver = self._context.settings, self._context.driver.name
         name = volume_name(settings.volume_name_prefix, settings.volume_name_uuid_length, uid)
-        candidates = self._context.volumes.at("claim", uid)
-        return any(v.name == name or v.annotations.get(names.PROVISIONED_BY) == driver for v in candidates)
+        found = self._context.volumes.at("claim", uid)
+        return [v for v in found if v.name == name or v.annotations.get(names.PROVISIONED_BY) == driver]
 
     def _end(self, uid: str) -> None:
         if self.attempts.pop(uid, None) is not None:
             self._journal.forget(uid)
+
+
+def _is_settled(volume: PersistentVolume) -> bool:
+    """Saved, bound and in no danger: nothing that an earlier call may have made can be lost any more."""
+    return volume.status.phase == "Bound" and not volume.is_deleting
 
 
 def _fault_of(attempt: Attempt, made: pb.Volume) -> str:

@@ -90,7 +90,9 @@ class Provisioner:
                 self._sources.add(f"{old.namespace}/{source.name}")
 
     def _on_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
-        if new is not None and self._volume_worker.concerns(new):
+        if new is None and old is not None:
+            self._volume_worker.forget(old)
+        elif new is not None and self._volume_worker.concerns(new):
             self._volumes.add(new.name)
 
     def _on_attachment(self, old: VolumeAttachment | None, new: VolumeAttachment | None) -> None:

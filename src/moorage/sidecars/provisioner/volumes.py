@@ -31,18 +31,23 @@ class VolumeWorker:
     def __init__(self, context: Context, events: Recorder) -> None:
         self._context = context
         self._events = events
+        self._deleted: set[str] = set()  # UIDs of volumes that are gone, until the watch has told us so
+
+    def forget(self, volume: PersistentVolume) -> None:
+        """The object is gone from the API too."""
+        self._deleted.discard(volume.uid)
 
     def concerns(self, volume: PersistentVolume) -> bool:
         """Worth queueing: something is to be done about the volume as it is."""
         driver = self._context.driver.name
-        if not self._context.is_local(volume):
+        if volume.uid in self._deleted or not self._context.is_local(volume):
             return False
         return finalizer_wanted(volume, driver) is not None or should_delete(volume, driver)
 
     async def sync(self, name: str) -> None:
         """Bring the finalizer in line with the policy, and delete the volume if it is time."""
         volume = self._context.volumes.get(name)
-        if volume is None or not self._context.is_local(volume):
+        if volume is None or volume.uid in self._deleted or not self._context.is_local(volume):
             return
         wanted = finalizer_wanted(volume, self._context.driver.name)
         if wanted is not None:
@@ -76,6 +81,8 @@ class VolumeWorker:
             log.warning("deletion failed", volume=volume.name, reason=str(error))
             raise
         await self._remove_object(volume)
+        if self._context.volumes.get(volume.name) is not None:
+            self._deleted.add(volume.uid)
         self._context.metrics.deleted.succeeded(started, volume.spec.storage_class_name)
         log.info("volume deleted", volume=volume.name, handle=csi.volume_handle)
 

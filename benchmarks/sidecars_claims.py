@@ -1,0 +1,300 @@
+"""Claims per second from creation to Bound, and back: embedded API server, binder, plugin and provisioner, as processes.
+
+Run: python benchmarks/sidecars_claims.py [--claims 1000] [--driver moorage|PATH] [--provisioner moorage|PATH]
+PATH of a driver is a hostpathplugin binary, PATH of a provisioner an official csi-provisioner, for comparison.
+Prints claims/s, p99, API requests per claim (counted by a proxy in front of the API server), and memory.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from moorage.kube.client import Client
+from moorage.kube.config import ApiConfig, from_kubeconfig
+from moorage.kube.informer import Informer
+from moorage.kube.objects import CSINode, Node, PersistentVolume, PersistentVolumeClaim, StorageClass
+
+MOORAGE = [str(Path(sys.executable).parent / "moorage"), "--log-level", "warning"]
+
+
+@dataclass
+class Run:
+    """What one run measured."""
+
+    bound_s: float = 0.0
+    p99_s: float = 0.0
+    deleted_s: float = 0.0
+    requests: Counter[str] = field(default_factory=Counter)
+    idle_mib: float = 0.0
+    after_mib: float = 0.0
+    idle_cpu: float = 0.0
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def used(self) -> dict[str, float]:
+        return {name: cpu_s(pid) for name, pid in self.pids.items()}
+
+
+@contextmanager
+def process(command: list[str], log: Path, **environment: str) -> Iterator[int]:
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | environment)
+        try:
+            yield child.pid
+        finally:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def rss_mib(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def until(what, timeout_s: float = 60.0):
+    async with asyncio.timeout(timeout_s):
+        while not what():
+            await asyncio.sleep(0.02)
+
+
+async def counting_proxy(socket: str, counts: Counter[str], folder: Path) -> tuple[web.AppRunner, Path]:
+    """A proxy that counts requests by verb and kind, and a kubeconfig that leads through it."""
+    session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket, limit=0), auto_decompress=False)
+    token = re.search(r"token: (\S+)", (folder / "api/kubeconfig").read_text())
+    assert token is not None
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        kind = [part for part in request.path.split("/") if part]
+        watch = "watch" if "watch" in request.query else request.method
+        plural = next(
+            (p for p in kind if p.endswith("s") and p not in ("apis", "namespaces")), kind[-1] if kind else ""
+        )
+        counts[f"{watch} {plural}"] += 1
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
+        url = f"http://localhost{request.path_qs}"
+        body = await request.read()
+        async with session.request(
+            request.method, url, data=body, headers=headers, timeout=aiohttp.ClientTimeout(total=None)
+        ) as answer:
+            kept = {k: v for k, v in answer.headers.items() if k.lower() not in ("transfer-encoding", "content-length")}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_route("*", "/{tail:.*}", forward)
+
+    async def close(_: web.Application) -> None:
+        await session.close()
+
+    app.on_cleanup.append(close)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    path = folder / "proxied.kubeconfig"
+    path.write_text(
+        f"apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{{name: x, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
+        f"users: [{{name: x, user: {{token: {token[1]}}}}}]\ncontexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
+    )
+    return runner, path
+
+
+def driver_command(kind: str, folder: Path) -> tuple[list[str], str]:
+    endpoint = f"unix://{folder}/csi.sock"
+    if kind == "moorage":
+        pool = folder / "pool"
+        pool.mkdir()
+        return [
+            *MOORAGE,
+            "plugin",
+            "--endpoint",
+            endpoint,
+            "--node-id",
+            "n1",
+            "--pool",
+            str(pool),
+            "--overcommit",
+            "1000",
+        ], "csi.moorage.dev"
+    state = folder / "state"
+    state.mkdir()
+    command = [
+        kind,
+        f"--endpoint={endpoint}",
+        "--nodeid=n1",
+        "--drivername=hostpath.csi.k8s.io",
+        f"--statedir={state}",
+        "--enable-topology=false",
+    ]
+    return command, "hostpath.csi.k8s.io"
+
+
+def sidecar_command(kind: str, folder: Path, kubeconfig: Path, roles: list[str]) -> list[str]:
+    address = str(folder / "csi.sock")
+    if kind == "moorage":
+        return [*MOORAGE, "sidecars", *roles, f"--csi-address={address}", f"--kubeconfig={kubeconfig}"]
+    limits = ["--kube-api-qps=1000", "--kube-api-burst=2000"]
+    return [kind, f"--csi-address={address}", f"--kubeconfig={kubeconfig}", *limits, "--timeout=30s"]
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> Run:
+    run = Run()
+    (folder / "api").mkdir()
+    socket = folder / "api.sock"
+    api = [*MOORAGE, "apiserver", "--data-dir", str(folder / "api"), "--port", "0", "--unix-socket", str(socket)]
+    plugin, name = driver_command(options.driver, folder)
+    with process(api, folder / "api.log") as api_pid, process(plugin, folder / "plugin.log") as plugin_pid:
+        await until(lambda: socket.exists() and (folder / "api/kubeconfig").exists() and (folder / "csi.sock").exists())
+        base = from_kubeconfig(folder / "api/kubeconfig")
+        config = ApiConfig("http://localhost", None, base.token, unix_socket=str(socket))
+        kubeconfig, runner = folder / "api/kubeconfig", None
+        if options.count:
+            runner, kubeconfig = await counting_proxy(str(socket), run.requests, folder)
+        binder = [*MOORAGE, "controllers", "binder", "protection", "--kubeconfig", str(folder / "api/kubeconfig")]
+        sidecars = sidecar_command(options.provisioner, folder, kubeconfig, options.roles)
+        with (
+            process(binder, folder / "binder.log") as binder_pid,
+            process(sidecars, folder / "sidecars.log", NODE_NAME="n1") as pid,
+        ):
+            run.pids = {"api server": api_pid, "driver": plugin_pid, "binder": binder_pid, "sidecars": pid}
+            async with Client(config, identity="benchmark") as client:
+                await drive(options, client, name, pid, run)
+        if runner is not None:
+            await runner.cleanup()
+    return run
+
+
+async def drive(options: argparse.Namespace, client: Client, driver: str, pid: int, run: Run) -> None:
+    body = {
+        "metadata": {"name": "fast"},
+        "provisioner": driver,
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate",
+    }
+    await client.create(StorageClass, body)
+    node = await client.create(Node, {"metadata": {"name": "n1", "labels": {"topology.moorage.dev/node": "n1"}}})
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": node.uid}
+    keys = ["topology.moorage.dev/node"] if driver == "csi.moorage.dev" else []
+    drivers = [{"name": driver, "nodeID": "n1", "topologyKeys": keys}]
+    await client.create(CSINode, {"metadata": {"name": "n1", "ownerReferences": [owner]}, "spec": {"drivers": drivers}})
+    claims, volumes = Informer(client, PersistentVolumeClaim), Informer(client, PersistentVolume)
+    bound_at: dict[str, float] = {}
+
+    def on_claim(old, new) -> None:
+        if new is not None and new.status.phase == "Bound":
+            bound_at.setdefault(new.name, time.monotonic())
+
+    claims.subscribe(on_claim)
+    following = [asyncio.create_task(informer.run()) for informer in (claims, volumes)]
+    await asyncio.sleep(4)  # let the sidecars start and come to rest
+    run.idle_mib, before = rss_mib(pid), cpu_s(pid)
+    await asyncio.sleep(options.idle)
+    run.idle_cpu = (cpu_s(pid) - before) / max(options.idle, 0.001)
+    run.requests.clear()
+    created_at: dict[str, float] = {}
+    slots = asyncio.Semaphore(32)
+
+    async def make(name: str) -> None:
+        async with slots:
+            created_at[name] = time.monotonic()
+            spec = {
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "fast",
+                "resources": {"requests": {"storage": "8Mi"}},
+            }
+            await client.create(
+                PersistentVolumeClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": spec}, "default"
+            )
+
+    used = run.used()
+    start = time.monotonic()
+    await asyncio.gather(*(make(f"c{i}") for i in range(options.claims)))
+    print(f"  created in {time.monotonic() - start:.1f} s", flush=True)
+    await until(lambda: len(bound_at) == options.claims, options.limit)
+    run.bound_s = max(bound_at.values()) - start
+    print("  CPU ms per claim:", {n: round((t - used[n]) / options.claims * 1000, 1) for n, t in run.used().items()})
+    delays = sorted(bound_at[name] - created_at[name] for name in bound_at)
+    run.p99_s = delays[int(len(delays) * 0.99) - 1]
+    await asyncio.sleep(2)
+    run.after_mib = rss_mib(pid)
+    if options.count:
+        print("  requests for binding:", dict(run.requests.most_common(12)))
+        print(f"  requests per claim: {sum(run.requests.values()) / options.claims:.2f}")
+    run.requests.clear()
+    start = time.monotonic()
+
+    async def drop(name: str) -> None:
+        async with slots:
+            await client.delete(PersistentVolumeClaim, name, "default")
+
+    await asyncio.gather(*(drop(f"c{i}") for i in range(options.claims)))
+    await until(lambda: len(volumes) == 0 and len(claims) == 0, options.limit)
+    run.deleted_s = time.monotonic() - start
+    if options.count:
+        print("  requests for deleting:", dict(run.requests.most_common(8)))
+    for task in following:
+        task.cancel()
+    await asyncio.gather(*following, return_exceptions=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--claims", type=int, default=1000)
+    parser.add_argument("--driver", default="moorage")
+    parser.add_argument("--provisioner", default="moorage")
+    parser.add_argument("--roles", nargs="*", default=[])
+    parser.add_argument("--idle", type=float, default=10.0)
+    parser.add_argument("--limit", type=float, default=300.0, help="give up after this many seconds")
+    parser.add_argument("--count", action="store_true")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="moorage-sidecars-bench-"))
+    try:
+        run = asyncio.run(measure(options, folder))
+        print(f"{options.claims} claims, driver {options.driver}, provisioner {options.provisioner}")
+        print(
+            f"  bound:   {options.claims / run.bound_s:.0f} claims/s (target 100, ratio {options.claims / run.bound_s / 100:.2f}), p99 {run.p99_s:.1f} s"
+        )
+        print(
+            f"  deleted: {options.claims / run.deleted_s:.0f} claims/s (target 100, ratio {options.claims / run.deleted_s / 100:.2f})"
+        )
+        print(
+            f"  memory:  {run.idle_mib:.0f} MiB idle (limit 80), {run.after_mib:.0f} MiB after (limit 130); idle CPU {run.idle_cpu * 100:.2f} % of a core"
+        )
+    except BaseException:
+        for log in sorted(folder.glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text()[-1500:]}")
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Whatever goes wrong, at the end the back end holds exactly what the API server says: many random runs."""
+
+import asyncio
+import random
+
+import pytest
+
+from moorage.kube.errors import NotFound
+from moorage.kube.objects import PersistentVolumeClaim
+from moorage.sidecars.roles import Role
+from moorage.sidecars.testing import Fault
+
+CODES = ["CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN", "FAILED_PRECONDITION"]
+
+
+def chaos(rng, share):
+    """A share of the calls fails with some code; half of those have done their work all the same."""
+
+    def choose(method, request):
+        if method in ("CreateVolume", "DeleteVolume") and rng.random() < share:
+            code = rng.choice(CODES)
+            # A driver that reports a final error has not made a volume; anything else would be its own leak.
+            is_open = code in CODES[:4]
+            return Fault(code, is_done=is_open and rng.random() < 0.5, delay_s=rng.choice([0, 0, 0.01]))
+        return None
+
+    return choose
+
+
+async def delete(lab, name):
+    try:
+        await lab.client.delete(PersistentVolumeClaim, name, "default")
+    except NotFound:
+        return
+
+
+async def live_through(lab, rng, generation):
+    """Claims come and go while processes are killed and the driver restarts; then everything is let settle."""
+    running = [lab.start(Role.PROVISIONER, host=f"h{generation}-0")]
+    if rng.random() < 0.4:
+        running.append(lab.start(Role.PROVISIONER, host=f"h{generation}-1"))
+    names = [f"g{generation}-c{number}" for number in range(6)]
+    for name in names:
+        await lab.make_claim(name)
+        await asyncio.sleep(rng.random() * 0.01)
+    kept = {name for name in names if rng.random() < 0.4}
+    for step in range(6):
+        await asyncio.sleep(rng.random() * 0.04)
+        if step < len(names) and names[step] not in kept:
+            await delete(lab, names[step])
+        if rng.random() < 0.25:
+            await lab.kill(running.pop())
+            running.append(lab.start(Role.PROVISIONER, host=f"h{generation}-{step + 2}"))
+        if rng.random() < 0.1:
+            await lab.driver.restart()
+    lab.driver.chooser = None
+    for name in kept:
+        await lab.bound(name)
+
+    async def is_exact():
+        volumes = await lab.volumes()
+        handles = {v.spec.csi.volume_handle for v in volumes}
+        claims = {v.spec.claim_ref.name for v in volumes}
+        return handles == set(lab.driver.backend.volumes) and claims == kept and len(volumes) == len(kept)
+
+    await lab.until(is_exact)
+    for name in kept:
+        await delete(lab, name)
+    await lab.gone()
+    for task in running:
+        await lab.kill(task)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_volume_is_leaked_and_none_in_use_is_lost(make_lab, seed):
+    rng = random.Random(seed)
+    async with make_lab() as lab:
+        await lab.make_class()
+        for generation in range(35):
+            lab.driver.chooser = chaos(rng, 0.3)
+            await live_through(lab, rng, generation)
+        assert lab.driver.count("CreateVolume") > 200
