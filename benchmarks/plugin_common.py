@@ -35,6 +35,15 @@ def pool_in_file(fstype="xfs", size=64 * GIB):
             loop.wait_detached(device.number)
 
 
+@contextlib.contextmanager
+def pool_on_disk(directory=None):
+    """A pool on the filesystem of a directory as it is, by default that of temporary files."""
+    with tempfile.TemporaryDirectory(prefix="moorage-bench-", dir=directory) as text:
+        target = Path(text) / "pool"
+        target.mkdir()
+        yield Path(text), target
+
+
 @contextlib.asynccontextmanager
 async def plugin_on(pool, base, flags=()):
     """A running plugin and a caller; what the caller put up is taken down at the end."""

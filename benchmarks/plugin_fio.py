@@ -4,8 +4,9 @@ import asyncio
 import json
 import statistics
 import subprocess
+import sys
 
-from plugin_common import GIB, plugin_on, pool_in_file
+from plugin_common import GIB, plugin_on, pool_on_disk
 
 PATTERNS = {
     "random read 4k": ["--rw=randread", "--bs=4k", "--iodepth=16"],
@@ -29,7 +30,7 @@ def fio(directory, options):
 
 
 async def main():
-    with pool_in_file() as (base, pool):
+    with pool_on_disk(sys.argv[1] if len(sys.argv) > 1 else None) as (base, pool):
         async with plugin_on(pool, base) as (_, caller):
             volume = (await caller.create("v", size=2 * GIB)).volume_id
             target = await caller.up(volume)

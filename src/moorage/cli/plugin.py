@@ -12,8 +12,7 @@ import typer
 
 from moorage.errors import UsageError
 from moorage.log import JsonFormat
-from moorage.plugin.settings import DRIVER_NAME, Settings, fraction_from, pools_from
-from moorage.storage import errors, mutable
+from moorage.plugin.settings import DRIVER_NAME, Settings, duration_s_from, fraction_from, pools_from
 
 app = typer.Typer()
 
@@ -78,6 +77,6 @@ def _fraction(flag: str, text: str) -> float:
 
 def _duration(flag: str, text: str) -> float:
     try:
-        return mutable.seconds_from(text)
-    except errors.InvalidValue as error:
+        return duration_s_from(text)
+    except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None

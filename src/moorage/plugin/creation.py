@@ -15,7 +15,7 @@ from moorage.plugin.access import Access, why_inconsistent, why_unsupported
 from moorage.plugin.iolimits import LimitsUnsupported
 from moorage.plugin.parameters import ClassParameters
 from moorage.plugin.parts import Parts
-from moorage.plugin.staging import DEFAULT_FILESYSTEM
+from moorage.plugin.staging import default_filesystem
 from moorage.plugin.topology import check_place
 from moorage.storage import CreateVolume, Kind, Pool, Snapshot, Source, Volume, errors, ids, mutable
 
@@ -82,9 +82,14 @@ def create(parts: Parts, wish: Wish) -> Volume:
     check_place(wish.requisite, parts.settings)
     check_limits(parts, wish.create.mutable)
     pool = _pool_for(parts, wish)
-    filesystem = _filesystem_for(wish, _source_object(pool, wish.create.source))
+    source = _source_object(pool, wish.create.source)
+    filesystem = _filesystem_for(wish, source)
     parameters = {"pool": pool.name, "snapshotInUse": wish.create.in_use.value}
-    return pool.create_volume(replace(wish.create, filesystem=filesystem, parameters=parameters))
+    was_chosen = bool(wish.fs_type) or source is not None
+    smallest = 0 if was_chosen or filesystem != "xfs" else 1 << 20  # the default was chosen to fit
+    return pool.create_volume(
+        replace(wish.create, filesystem=filesystem, parameters=parameters, smallest_bytes=smallest)
+    )
 
 
 def check_limits(parts: Parts, changes: Mapping[str, str]) -> None:
@@ -144,4 +149,4 @@ def _filesystem_for(wish: Wish, source: Volume | Snapshot | None) -> str:
                 f"volume_capabilities: the filesystem type is {wish.fs_type}, but the source's is {source.filesystem}"
             )
         return source.filesystem
-    return wish.fs_type or DEFAULT_FILESYSTEM
+    return wish.fs_type or default_filesystem(wish.create.required_bytes or wish.create.limit_bytes)

@@ -15,7 +15,6 @@ from moorage.plugin.access import Access, Mode, why_unsupported
 from moorage.plugin.observe import NodeVolume, observe
 from moorage.plugin.parameters import InlineParameters
 from moorage.plugin.parts import Parts
-from moorage.plugin.staging import DEFAULT_FILESYSTEM
 from moorage.plugin.targets import Target
 from moorage.storage import CreateVolume, Kind, Volume, failpoints, ids
 
@@ -38,7 +37,7 @@ def publish(
         raise InvalidRequest("volume_capability: an inline volume cannot be a block device")
     kind = wanted.of_class.kind
     # The class has no say here: the pod's attributes name the filesystem, or the capability does.
-    filesystem = wanted.of_class.fs_type or access.fs_type or DEFAULT_FILESYSTEM
+    filesystem = wanted.of_class.fs_type or access.fs_type or "ext4"  # an inline volume never grows
     why = why_unsupported(access, is_directory=kind is Kind.DIRECTORY)
     if why:
         raise InvalidRequest(f"volume_capability: {why}")

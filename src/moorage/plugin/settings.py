@@ -111,6 +111,20 @@ def pools_from(options: list[str]) -> dict[str, Path]:
     return pools
 
 
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def duration_s_from(text: str) -> float:
+    """`90`, `90s`, `15m`, `12h`, `7d` or `1d12h`, in seconds; ValueError for anything else."""
+    if re.fullmatch(r"\d{1,15}", text):
+        return float(text)
+    found = _DURATION.fullmatch(text)
+    if not text or not found:
+        raise ValueError(f"{text!r} is not a duration such as 90s, 15m, 12h or 7d")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def fraction_from(text: str) -> float:
     """`5%` or `0.05`; ValueError for anything else."""
     number = text.removesuffix("%")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.host import extents, filesystems, loop, mounts
+from moorage.host import extents, filesystems, loop, mounts, privileges
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
@@ -42,7 +42,15 @@ from moorage.storage import failpoints
 log = get_logger(__name__)
 
 _FIELD = "staging_target_path"
-DEFAULT_FILESYSTEM = "ext4"
+_SMALLEST_XFS_BYTES = 16 << 20
+
+
+def default_filesystem(size_bytes: int) -> str:
+    """ext4; or XFS where this process may not grow a mounted ext4, as volumes are to grow while in use."""
+    is_tiny = 0 < size_bytes < _SMALLEST_XFS_BYTES
+    return "ext4" if is_tiny or privileges.may_grow_mounted_ext4() else "xfs"
+
+
 _READ_BYTES = 1024 * 1024
 
 
@@ -153,7 +161,7 @@ def _ensure_filesystem(volume: NodeVolume, access: Access, device: LoopDevice) -
     A mark in the pool stands around the first mkfs: after a crash in the middle of it the image was
     never mounted, and only then is something formatted that has a signature.
     """
-    wanted = access.fs_type or volume.filesystem or DEFAULT_FILESYSTEM
+    wanted = access.fs_type or volume.filesystem or default_filesystem(volume.volume.size_bytes)
     pool, volume_id = volume.pool, volume.volume.id
     is_half_made = pool.is_half_formatted(volume_id)
     found = None if is_half_made else filesystems.content_of(device.path)
