@@ -13,6 +13,7 @@ import os
 import signal
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ _READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
 # encrypt_key_size, flags, file_name, crypt_name, encrypt_key, init[2]
 _INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
 _CONFIG = struct.Struct(f"=II{_INFO.size}s64x")
-_ATTEMPTS = 64
+_ATTEMPTS = 256
+_ATTACHING = threading.Lock()
 _F_SETSIG = 10
 
 
@@ -69,10 +71,12 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
     name = os.fsencode(os.path.abspath(backing))[-63:]
     block_size = block_size or _sector_for(backing)
     with _opened(backing, os.O_RDONLY if read_only else os.O_RDWR) as file_fd:
-        for _ in range(_ATTEMPTS):
-            number = _free_number()
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(random.uniform(0, 0.002 * min(attempt, 10)))
             info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
-            with _opened(ensure_node(number), os.O_RDWR) as device_fd:
+            # Threads of one process would all be told the same free number; other processes may be too.
+            with _ATTACHING, _opened(ensure_node(number := _free_number()), os.O_RDWR) as device_fd:
                 try:
                     fcntl.ioctl(device_fd, _CONFIGURE, _CONFIG.pack(file_fd, block_size, info))
                 except OSError as failed:

@@ -166,6 +166,6 @@ class Caller:
         for volume_id, path in reversed(self._targets):
             with contextlib.suppress(CsiError):
                 await self.unpublish(volume_id, path)
-        for volume_id, path in self._staged:
+        for volume_id, path in sorted(self._staged):
             with contextlib.suppress(CsiError):
                 await self.unstage(volume_id, path)
