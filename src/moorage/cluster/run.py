@@ -148,6 +148,7 @@ class Cluster:
         self.supervisor.start(Part(name, command=words, log_file=self.layout.log(name), stop_grace_s=25.0))
 
     def _start_worker(self, node: str, pool: PoolReport | None) -> None:
+        assert self.server is not None
         is_first = node == self.settings.node_names[0]
         config = WorkerConfig(
             node=node,
@@ -156,6 +157,7 @@ class Cluster:
             csi_socket=str(self._socket(node)),
             roles=[] if is_first else ["registrar"],
             hide=[str(self.layout.root), *([str(pool.path)] if pool is not None else [])],
+            client_ca=str(self.server.identity.ca),
             log_level=self.settings.log_level,
         )
         command = [sys.executable, "-m", "moorage.cluster.worker", msgspec.json.encode(config).decode()]

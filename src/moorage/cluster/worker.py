@@ -32,6 +32,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     csi_socket: str
     roles: list[str]  # empty: every role that the driver's capabilities call for
     hide: list[str]
+    client_ca: str  # who may ask for logs and exec: the API server, by its authority's certificate
     log_level: str = "info"
 
 
@@ -54,6 +55,7 @@ async def run(config: WorkerConfig) -> None:
         root=Path(config.root),
         api=api,
         hide=tuple(config.hide),
+        client_ca=Path(config.client_ca),
         labels={"kubernetes.io/hostname": config.node},
         on_stop=node_agent.DRAIN,
         drain_timeout_s=45.0,

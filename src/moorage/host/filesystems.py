@@ -57,6 +57,8 @@ def mkfs(device: str | Path, fstype: str, *, label: str = "") -> None:
         options = ["-q", "-F", "-b", "4096", "-m", "0", "-E", lazy]
     elif fstype == "xfs":
         options = ["-q", "-f", "-K", "-s", "size=4096"]
+        if _device_size(device) < MINIMUM_BYTES["xfs"]:
+            options.append("--unsupported")  # mkfs refuses small ones for their speed; they work and grow
     elif fstype == "btrfs":
         options = ["-q", "-f", "-K"]
     else:

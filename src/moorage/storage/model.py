@@ -78,11 +78,13 @@ class CreateVolume:
     `limit_bytes` 0 means none. `filesystem` is what a first stage makes on an image; empty means
     that it is only ever a raw block device. `parameters` are compared when the name exists already,
     `mutable` are not. `ephemeral` names the pod's target path that the volume lives and dies with.
+    `smallest_bytes` takes the place of the filesystem's usual smallest size.
     """
 
     name: str
     required_bytes: int = 0
     limit_bytes: int = 0
+    smallest_bytes: int = 0
     kind: Kind = Kind.IMAGE
     filesystem: str = "ext4"
     thick: bool = False
