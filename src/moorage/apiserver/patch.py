@@ -54,7 +54,6 @@ def _apply(document: Any, step: dict[str, Any]) -> Any:
         case "remove":
             return _remove(document, path)[0]
         case "replace":
-            _find(document, path)
             return _replace(document, path, copy.deepcopy(step["value"]))
         case "test":
             return _test(document, path, step["value"])
@@ -141,6 +140,9 @@ def _replace(document: Any, path: str, value: Any) -> Any:
     if path == "":
         return value
     parent, last = _parent(document, path)
+    if not isinstance(parent, dict):
+        _find(document, path)
+    # A member that is absent is added: Kubernetes does so, and the snapshotter sidecar relies on it.
     parent[last if isinstance(parent, dict) else int(last)] = value
     return document
 
