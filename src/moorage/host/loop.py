@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import random
 import signal
 import stat
 import struct
