@@ -9,6 +9,7 @@ tmpfs that lives in the container's own mount namespace, so it goes when the con
 """
 
 import ctypes
+import errno
 import os
 import signal
 import stat
@@ -152,15 +153,17 @@ def _sub_path(base: int, shown: str, path: str, mode: int) -> int:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise OSError(f"subPath {path!r} must not contain '..'")
-    for depth in range(1, len(parts)):
-        _ensure_directory(base, "/".join(parts[:depth]), mode)
     try:
-        return _beneath(base, "/".join(parts) or ".", os.O_PATH)
-    except FileNotFoundError:
-        _ensure_directory(base, "/".join(parts), mode)
+        for depth in range(1, len(parts)):
+            _ensure_directory(base, "/".join(parts[:depth]), mode)
+        try:
+            return _beneath(base, "/".join(parts) or ".", os.O_PATH)
+        except FileNotFoundError:
+            _ensure_directory(base, "/".join(parts), mode)
+        return _beneath(base, "/".join(parts), os.O_PATH)
     except OSError as error:
-        raise OSError(f"subPath {path!r} of volume {shown}: {error.strerror}") from error
-    return _beneath(base, "/".join(parts), os.O_PATH)
+        why = "it leads out of the volume" if error.errno == errno.EXDEV else error.strerror
+        raise OSError(f"subPath {path!r} of volume {shown} cannot be used: {why}") from error
 
 
 def _ensure_directory(base: int, path: str, mode: int) -> None:

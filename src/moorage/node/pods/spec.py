@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.errors import MoorageError
+from moorage.host import libc, mountinfo
 from moorage.kube.objects.core import ConfigMap, Container, Pod, PodSecurityContext, Secret, VolumeMount
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
@@ -20,6 +21,7 @@ from moorage.node.volumes.plain import PlainBody
 from moorage.node.volumes.run import VolumeManager
 from moorage.node.volumes.world import CsiSource, PlainSource, Use
 
+_MS_SHARED = 1 << 20
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.\-][A-Za-z0-9_.\-]*)\)")
 
 
@@ -116,8 +118,11 @@ class SpecMaker:
             raise BadContainer(
                 "CreateContainerConfigError", f"volume {mount.name}: subPath {sub_path!r} is not allowed"
             )
+        path = self.path_of(use)
+        if propagation != "None":
+            _ensure_propagates(path, propagation)
         return {
-            "source": str(self.path_of(use)),
+            "source": str(path),
             "target": "/" + mount.mount_path.strip("/"),
             "read_only": mount.read_only,
             "sub_path": sub_path,
@@ -183,6 +188,24 @@ class SpecMaker:
         if kind is Secret:
             return {key: base64.b64decode(value).decode(errors="replace") for key, value in found.data.items()}
         return dict(found.data)
+
+
+def _ensure_propagates(path: Path, wanted: str) -> None:
+    """Mounts travel between host and container only through a shared mount. A volume's own mount is made one; a
+    directory of the host depends on the mount that it lies on, which is not ours to change."""
+    real = os.path.realpath(path)
+    top = mountinfo.mount_at(real)
+    if top is not None:
+        if not any(word.startswith("shared:") for word in top.propagation):
+            libc.mount("none", real, "", _MS_SHARED, "")
+        return
+    around = mountinfo.mount_containing(real)
+    shared = any(word.startswith("shared:") for word in around.propagation)
+    followed = any(word.startswith("master:") for word in around.propagation)
+    if not shared and not (followed and wanted == "HostToContainer"):
+        raise BadContainer(
+            "CreateContainerError", f"path {path} is mounted on {around.target}, which is not a shared mount"
+        )
 
 
 def identity(pod: PodSecurityContext | None, container: Mapping[str, Any], name: str) -> dict[str, Any]:

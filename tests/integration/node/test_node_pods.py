@@ -1,0 +1,330 @@
+"""Pods as processes: what they see, how they end, how they are restarted, what kubectl gets to know."""
+
+import asyncio
+import json
+import ssl
+
+import aiohttp
+import pytest
+
+from moorage.kube.objects.core import ConfigMap, Event, Pod, Secret
+from moorage.node.pods.cgroups import Cgroups
+
+pytestmark = pytest.mark.root
+
+
+async def logs(lab, name, **query):
+    path = f"/api/v1/namespaces/default/pods/{name}/log"
+    return (await lab.client.request("GET", path, query={key: str(value) for key, value in query.items()})).decode()
+
+
+async def run_to_end(lab, command, phase="Succeeded", **pod):
+    await lab.pod(claim="", command=command, restartPolicy="Never", **pod)
+    found = await lab.phase("p1", phase)
+    text = await logs(lab, "p1")
+    await lab.delete("p1")
+    await lab.gone("p1")
+    return found, text
+
+
+async def test_a_container_has_its_own_world_over_the_hosts_root(lab):
+    await lab.start_agent()
+    command = f"""
+      echo pid $$$$; hostname; ls {lab.root} | wc -l; echo x > /usr/written-here; ls /usr/written-here
+      ps ax | wc -l; cat /proc/self/mountinfo | grep -c '{lab.root}/pods'; ls /bin/sh
+    """
+    _, text = await run_to_end(lab, command)
+    pid, hostname, entries, written, processes, mounts, shell = text.splitlines()
+    assert (pid, hostname) == ("pid 1", "p1")
+    assert entries == "0"  # the agent's own directory is hidden
+    assert written == "/usr/written-here"
+    assert int(processes) < 8
+    assert mounts == "0"
+    assert shell == "/bin/sh"
+    from pathlib import Path
+
+    assert not Path("/usr/written-here").exists()
+    await lab.stop_agent()
+
+
+async def test_exit_codes_and_reasons_are_in_the_status(lab):
+    await lab.start_agent()
+    found, _ = await run_to_end(lab, "exit 3", "Failed")
+    terminated = found.status.container_statuses[0].state["terminated"]
+    assert (terminated["exitCode"], terminated["reason"]) == (3, "Error")
+    found, _ = await run_to_end(lab, "exit 0")
+    assert found.status.container_statuses[0].state["terminated"]["reason"] == "Completed"
+    found, _ = await run_to_end(lab, "unused", "Failed", container={"command": ["/no/such/program"]})
+    terminated = found.status.container_statuses[0].state["terminated"]
+    assert (terminated["exitCode"], terminated["reason"]) == (128, "StartError")
+    assert "/no/such/program" in terminated["message"]
+    await lab.stop_agent()
+
+
+async def test_a_failing_container_is_restarted_and_its_last_words_are_kept(lab):
+    await lab.start_agent()
+    await lab.pod(claim="", command="echo attempt; exit 9")
+
+    async def backing_off():
+        pod = await lab.client.get(Pod, "p1", "default")
+        (status,) = pod.status.container_statuses or [None]
+        return status and status.state.get("waiting", {}).get("reason") == "CrashLoopBackOff" and status
+
+    status = await lab.until(backing_off, what="CrashLoopBackOff")
+    assert status.restart_count == 1
+    assert status.last_state["terminated"]["exitCode"] == 9
+    assert await logs(lab, "p1", previous="true") == "attempt\n"
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_init_containers_run_first_one_after_the_other(lab):
+    await lab.start_agent()
+    volumes = [{"name": "data", "emptyDir": {}}]
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    init = [
+        {"name": name, "image": "host", "command": ["sh", "-c", f"echo {name} >> /data/order"], "volumeMounts": mounts}
+        for name in ("first", "second")
+    ]
+    found, text = await run_to_end(lab, "cat /data/order", volumes=volumes, mounts=mounts, initContainers=init)
+    assert text == "first\nsecond\n"
+    assert [one.state["terminated"]["exitCode"] for one in found.status.init_container_statuses] == [0, 0]
+    await lab.stop_agent()
+
+
+async def test_environment_user_and_files_come_from_the_pod(lab):
+    await lab.client.create(ConfigMap, {"metadata": {"name": "cfg"}, "data": {"K": "v", "file": "text"}}, "default")
+    await lab.client.create(Secret, {"metadata": {"name": "sec"}, "data": {"p": "cGFzcw=="}}, "default")
+    await lab.start_agent()
+    env = [
+        {"name": "A", "value": "1"},
+        {"name": "B", "value": "$(A)2"},
+        {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "PASS", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "p"}}},
+    ]
+    volumes = [
+        {"name": "cfg", "configMap": {"name": "cfg"}},
+        {"name": "sec", "secret": {"secretName": "sec", "defaultMode": 0o440}},
+        {"name": "all", "projected": {"sources": [{"configMap": {"name": "cfg"}}, {"secret": {"name": "sec"}}]}},
+        {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+    ]
+    mounts = [{"name": one["name"], "mountPath": f"/v/{one['name']}"} for one in volumes]
+    command = """
+      echo $B $NAME $PASS $K; id -u; id -G; cat /v/cfg/file /v/sec/p /v/all/K; echo; pwd
+      touch /v/tmp/f && stat -f -c %T /v/tmp; test -w /v/cfg/file || echo cannot write
+    """
+    _, text = await run_to_end(
+        lab,
+        command,
+        volumes=volumes,
+        mounts=mounts,
+        securityContext={"runAsUser": 1234, "fsGroup": 77},
+        container={"env": env, "envFrom": [{"configMapRef": {"name": "cfg"}}], "workingDir": "/v"},
+    )
+    assert text.splitlines() == ["12 p1 pass v", "1234", "0 77", "textpassv", "/v", "tmpfs", "cannot write"]
+    await lab.until(lambda: not lab.mounted())
+    await lab.stop_agent()
+
+
+async def test_sub_paths_stay_inside_their_volume(lab):
+    await lab.start_agent()
+    volumes = [{"name": "data", "emptyDir": {}}]
+    whole = {"name": "data", "mountPath": "/data"}
+    init = [
+        {
+            "name": "trap",
+            "image": "host",
+            "command": ["sh", "-c", "ln -s /etc /data/escape; mkdir /data/in; ln -s in /data/alias"],
+            "volumeMounts": [whole],
+        }
+    ]
+    good = [whole, {"name": "data", "mountPath": "/sub", "subPath": "a/b"},
+            {"name": "data", "mountPath": "/alias", "subPath": "alias"}]  # fmt: skip
+    _, text = await run_to_end(
+        lab, "touch /sub/x /alias/y; ls /data/a/b /data/in", volumes=volumes, mounts=good, initContainers=init
+    )
+    assert text.split() == ["/data/a/b:", "x", "/data/in:", "y"]
+    bad = [{"name": "data", "mountPath": "/sub", "subPath": "escape/ssh"}]
+    found, _ = await run_to_end(lab, "ls /sub", "Failed", volumes=volumes, mounts=bad, initContainers=init)
+    assert "subPath" in found.status.container_statuses[0].state["terminated"]["message"]
+    await lab.stop_agent()
+
+
+async def test_an_image_that_is_not_host_gets_a_clear_event(lab):
+    await lab.start_agent()
+    await lab.pod(claim="", container={"image": "nginx:1.27", "livenessProbe": {"exec": {"command": ["true"]}}})
+
+    async def told():
+        events = await lab.client.list(Event, "default")
+        return {event.reason: event.message for event in events.items if event.involved_object.name == "p1"}
+
+    async def both():
+        found = await told()
+        return found if {"Failed", "Unsupported"} <= set(found) else None
+
+    found = await lab.until(both)
+    assert "nginx:1.27" in found["Failed"]
+    assert "livenessProbe" in found["Unsupported"]
+    pod = await lab.phase("p1", "Pending")
+
+    async def waits():
+        pod = await lab.client.get(Pod, "p1", "default")
+        return pod.status.container_statuses and pod.status.container_statuses[0].state["waiting"]["reason"]
+
+    assert await lab.until(waits) == "ErrImagePull"
+    assert pod.uid
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_a_container_that_ignores_the_signal_is_killed_after_its_grace(lab):
+    await lab.start_agent()
+    await lab.pod(claim="", container={"command": ["sleep", "1000"]})
+    await lab.phase("p1", "Running")
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_a_force_deleted_pod_is_stopped_and_forgotten(lab):
+    agent = await lab.start_agent()
+    pod = await lab.pod(claim="")
+    await lab.phase("p1", "Running")
+    container = agent.pods.workers[pod.uid].containers["main"][-1]
+    await lab.delete("p1", grace_s=0)
+    await lab.until(lambda: not container.is_running)
+    await lab.until(lambda: pod.uid not in agent.pods.workers)
+    assert not (lab.root / "pods" / pod.uid).exists()
+    await lab.stop_agent()
+
+
+async def test_draining_stops_pods_and_unmounts_but_keeps_the_objects(lab):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver():
+        await lab.start_agent(on_stop="drain")
+        await lab.pod()
+        await lab.phase("p1", "Running")
+        await lab.stop_agent()
+        assert lab.mounted() == []
+        assert (await lab.client.get(Pod, "p1", "default")).status.phase == "Running"
+        agent = await lab.start_agent()
+        await lab.until(
+            lambda: any(c.is_running for w in agent.pods.workers.values() for a in w.containers.values() for c in a)
+        )
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
+
+
+async def test_commands_run_inside_over_a_web_socket(lab):
+    agent = await lab.start_agent()
+    await lab.pod(claim="", container={"env": [{"name": "WHO", "value": "me"}]})
+    await lab.phase("p1", "Running")
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    base = f"https://127.0.0.1:{agent.endpoint.port}"
+    headers = {"Authorization": f"Bearer {lab.server.token}"}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session:
+        async with session.get(f"{base}/pods") as refused:
+            assert refused.status == 401
+        async with session.get(f"{base}/healthz") as healthy:
+            assert await healthy.text() == "ok"
+        query = [("command", "sh"), ("command", "-c"), ("command", "echo $WHO; cat; echo bad >&2; exit 4"),
+                 ("stdin", "1"), ("stdout", "1"), ("stderr", "1")]  # fmt: skip
+        async with session.ws_connect(
+            f"{base}/exec/default/p1/main", params=query, headers=headers, protocols=("v5.channel.k8s.io",)
+        ) as socket:
+            assert socket.protocol == "v5.channel.k8s.io"
+            await socket.send_bytes(b"\x00typed\n")
+            await socket.send_bytes(b"\xff\x00")  # no more input
+            received = {1: b"", 2: b"", 3: b""}
+            async for message in socket:
+                received[message.data[0]] += message.data[1:]
+        assert received[1] == b"me\ntyped\n"
+        assert received[2] == b"bad\n"
+        status = json.loads(received[3])
+        assert status["reason"] == "NonZeroExitCode"
+        assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "4"}]
+        async with session.post(f"{base}/exec/default/p1/main", params=query, headers=headers) as old:
+            assert old.status == 400
+            assert "WebSocket" in await old.text()
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_logs_can_be_followed_to_the_end(lab):
+    await lab.start_agent()
+    await lab.pod(claim="", command="for i in 1 2 3; do echo line $i; sleep 0.1; done", restartPolicy="Never")
+
+    async def started():
+        pod = await lab.client.get(Pod, "p1", "default")
+        return pod.status.container_statuses and "waiting" not in pod.status.container_statuses[0].state
+
+    await lab.until(started)
+    assert await logs(lab, "p1", follow="true") == "line 1\nline 2\nline 3\n"
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_volume_figures_are_served(lab):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver():
+        agent = await lab.start_agent()
+        await lab.pod()
+        await lab.phase("p1", "Running")
+        (usage,) = await agent.stats.read()
+        assert (usage.claim, usage.capacity, usage.used, usage.inodes_free) == ("c1", 100, 40, 6)
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
+
+
+async def test_a_pods_processes_are_in_cgroups_named_after_it(lab):
+    await lab.start_agent()
+    pod = await lab.pod(claim="", container={"resources": {"limits": {"memory": "64Mi", "cpu": "500m"}}})
+    await lab.phase("p1", "Running")
+    directories = Cgroups("n1").of(pod.uid, "main")
+    if directories:  # a machine without cgroups runs pods all the same
+        from pathlib import Path
+
+        for directory in directories:
+            assert f"pod{pod.uid}" in directory
+            assert Path(directory, "cgroup.procs").read_text().strip()
+    await lab.delete("p1")
+    await lab.gone("p1")
+    assert Cgroups("n1").of(pod.uid, "main") == []
+    await lab.stop_agent()
+
+
+async def test_mount_propagation_reaches_where_it_was_asked_to(lab):
+    from moorage.host import mounts
+
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver():
+        await lab.start_agent()
+        command = "while [ ! -e /data/sub/seen ]; do sleep 0.05; done; echo seen; touch /data/told; sleep 1000"
+        follow = [{"name": "data", "mountPath": "/data", "mountPropagation": "HostToContainer"}]
+        pod = await lab.pod(command=command, mounts=follow)
+        await lab.phase("p1", "Running")
+        sub = lab.target(pod) / "sub"
+        sub.mkdir()
+        source = lab.base / "late"
+        source.mkdir()
+        (source / "seen").touch()
+        mounts.bind(source, sub)
+        try:
+            await lab.until((lab.target(pod) / "told").exists, what="the late mount seen inside")
+        finally:
+            mounts.unmount(sub)
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted())
+        await lab.stop_agent()
+    await asyncio.sleep(0)
