@@ -44,7 +44,11 @@ class KeyedLocks:
 
 @dataclass(slots=True)
 class Context:
-    """One open pool. `make_room` frees trash until so many bytes are free, oldest first."""
+    """One open pool.
+
+    `make_room` frees trash until so many bytes are free, oldest first; `attached_nodes` says which
+    nodes of a shared pool have a volume; `changed_by_guest` tells the owner of a guest's change.
+    """
 
     config: PoolConfig
     layout: Layout
@@ -55,6 +59,7 @@ class Context:
     tree_sizes: TreeSizes = field(default_factory=TreeSizes)
     now_ns: Callable[[], int] = time.time_ns
     make_room: Callable[[int], None] = lambda _: None
+    attached_nodes: Callable[[str], list[str]] = lambda _: []
     changed_by_guest: Callable[[], None] = lambda: None
 
     @property

@@ -65,9 +65,15 @@ class _FrozenRecord(msgspec.Struct):
     devices: list[tuple[int, int]]
 
 
-def plan_copy(job: Job, use: Use, context: Context) -> CopyPlan:
-    """Decide, or refuse with advice. Pure: the use was observed before."""
+def plan_copy(job: Job, use: Use, context: Context, nodes: Sequence[str] = ()) -> CopyPlan:
+    """Decide, or refuse with advice. Pure: the use and the nodes that it is attached to were observed
+    before."""
     config = context.config
+    if nodes and not use and job.in_use is not InUse.LIVE and not context.copies_by_reflink:
+        raise InUseCopyRefused(
+            f"volume {job.ident} is attached to {', '.join(nodes)}, where it cannot be held still from here, and "
+            f"the pool's filesystem ({context.fstype}) has no reflinks; detach it first"
+        )
     if job.kind is Kind.DIRECTORY:
         if context.is_btrfs or not use.mountpoints or job.in_use is InUse.LIVE:
             return CopyPlan(False, 0.0)
@@ -103,7 +109,10 @@ class Copier:
     def cut(self, jobs: Sequence[Job], progress: Progress | None = None) -> tuple[list[Cut], float]:
         """Copy all jobs from one moment; returns what each became, and the ms that writers were held."""
         uses = [observe(job.source, job.kind) for job in jobs]
-        plans = [plan_copy(job, use, self._context) for job, use in zip(jobs, uses, strict=True)]
+        plans = [
+            plan_copy(job, use, self._context, self._context.attached_nodes(job.ident))
+            for job, use in zip(jobs, uses, strict=True)
+        ]
         self.check_space(jobs)
         for job, use in zip(jobs, uses, strict=True):
             self._flush(job, use)

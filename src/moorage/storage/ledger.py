@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from moorage.host.mounts import Space
 from moorage.storage.errors import OutOfSpace, SizeOutOfRange
-from moorage.storage.model import MIB, Capacity, PoolConfig
+from moorage.storage.model import MIB, Capacity, PoolConfig, Scope
 
 _FRESH_S = 60.0
+_FRESH_SHARED_S = 5.0
 
 
 @dataclass(slots=True)
@@ -44,6 +45,8 @@ class Ledger:
         self._epoch = 0
         self._counted_at = float("-inf")
         self._count_took = 0.0
+        # Other nodes change a shared pool without telling; a node's own pool has one owner.
+        self._fresh_s = _FRESH_SHARED_S if config.scope is Scope.SHARED else _FRESH_S
 
     def recount(self, *, at_most_every_s: float = 0.0) -> bool:
         """Count the pool anew; False when the last count is younger than asked for."""
@@ -80,7 +83,7 @@ class Ledger:
 
     def capacity(self) -> Capacity:
         """The pool's room now."""
-        self.recount(at_most_every_s=_FRESH_S)
+        self.recount(at_most_every_s=self._fresh_s)
         return self._capacity()
 
     def _capacity(self) -> Capacity:
@@ -125,8 +128,8 @@ class Ledger:
             self._sums.promised += size
 
     def _take(self, size: int, what: str) -> None:
-        if self._counted_at == float("-inf"):
-            self.recount()
+        if self._counted_at == float("-inf") or self._config.scope is Scope.SHARED:
+            self.recount(at_most_every_s=self._fresh_s)
         if self._try(size):
             return
         found = self._capacity()

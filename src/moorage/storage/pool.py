@@ -126,6 +126,8 @@ class Pool:
                 log.info("swept unfinished work", pool=config.name, entries=swept)
         else:
             context.changed_by_guest = self._tell_owner
+        if config.scope is Scope.SHARED:
+            context.attached_nodes = lambda ident: [held.node_id for held in self._attachments.attachments(ident)]
         if config.owner and config.background:
             self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
             self._thread.start()

@@ -31,6 +31,8 @@ def plan_size(request: CreateVolume, source_bytes: int = 0) -> int:
     """The size that a new volume gets, or why there is none in the requested range."""
     check_range(request.required_bytes, request.limit_bytes)
     minimum = request.smallest_bytes or minimum_for(request.kind, request.filesystem)
+    if source_bytes:
+        minimum = min(minimum, source_bytes)  # its filesystem is there already
     limit = request.limit_bytes
     wanted = (
         request.required_bytes or source_bytes or (min(DEFAULT_BYTES, limit // MIB * MIB) if limit else DEFAULT_BYTES)
