@@ -36,15 +36,57 @@ def on_create(store: Store, txn: Transaction, kind: Kind, obj: Object) -> None:
             _add_finalizer(obj, "kubernetes.io/pv-protection")
         case "volumeattributesclasses.storage.k8s.io":
             _add_finalizer(obj, "kubernetes.io/vac-protection")
-
-
-def on_update(store: Store, txn: Transaction, kind: Kind, new: Object, old: Object) -> None:
-    return None
+        case "pods":
+            _admit_pod(store, txn, obj)
 
 
 def on_delete(kind: Kind, obj: Object) -> None:
     if kind.stored_as == "namespaces" and obj["metadata"]["name"] in _PERMANENT[:2] + _PERMANENT[2:3]:
         raise forbidden("namespaces", "", obj["metadata"]["name"], "this namespace may not be deleted")
+
+
+def _admit_pod(store: Store, txn: Transaction, pod: Object) -> None:
+    """An account, tolerations for nodes that fail, and a priority, as on every cluster."""
+    spec, namespace = pod["spec"], pod["metadata"]["namespace"]
+    name = spec.setdefault("serviceAccountName", "default")
+    spec["serviceAccount"] = name
+    if name != "default" and txn.get("serviceaccounts", namespace, name) is None:
+        why = f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
+        raise forbidden("pods", "", pod["metadata"].get("name", ""), why)
+    tolerations = spec.setdefault("tolerations", [])
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if not any(_tolerates(toleration, key) for toleration in tolerations):
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+    _admit_priority(store, txn, pod)
+
+
+def _tolerates(toleration: Object, key: str) -> bool:
+    return bool(toleration.get("key", key) == key and toleration.get("effect", "NoExecute") == "NoExecute")
+
+
+_SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+
+
+def _admit_priority(store: Store, txn: Transaction, pod: Object) -> None:
+    spec = pod["spec"]
+    name, policy = spec.get("priorityClassName", ""), "PreemptLowerPriority"
+    value = 0
+    if name in _SYSTEM_PRIORITIES:
+        value = _SYSTEM_PRIORITIES[name]
+    elif name:
+        record = txn.get("priorityclasses.scheduling.k8s.io", "", name)
+        if record is None:
+            why = f"no PriorityClass with name {name} was found"
+            raise forbidden("pods", "", pod["metadata"].get("name", ""), why)
+        found = decode(record.body)
+        value, policy = found.get("value", 0), found.get("preemptionPolicy", policy)
+    else:
+        for found in store.objects("priorityclasses.scheduling.k8s.io"):
+            if found.get("globalDefault"):
+                spec["priorityClassName"] = found["metadata"]["name"]
+                value, policy = found.get("value", 0), found.get("preemptionPolicy", policy)
+    spec["priority"] = value
+    spec.setdefault("preemptionPolicy", policy)
 
 
 def _add_finalizer(obj: Object, name: str) -> None:

@@ -109,6 +109,7 @@ networking.k8s.io/v1 Ingress ingresses ing ns status gen
 networking.k8s.io/v1 IngressClass ingressclasses - cluster gen
 node.k8s.io/v1 RuntimeClass runtimeclasses - cluster create
 resource.k8s.io/v1 DeviceClass deviceclasses - cluster gen
+resource.k8s.io/v1 DeviceTaintRule devicetaintrules - cluster status gen
 resource.k8s.io/v1 ResourceClaim resourceclaims - ns status obj
 resource.k8s.io/v1 ResourceClaimTemplate resourceclaimtemplates - ns obj
 resource.k8s.io/v1 ResourceSlice resourceslices - cluster gen obj

@@ -156,7 +156,6 @@ class Resources:
             rules.on_status(new, old)
         else:
             rules.on_update(new, old)
-            admission.on_update(self.store, txn, kind, new, old)
         if kind.tracks_generation and call.subresource != "status" and _spec_changed(new, old):
             new["metadata"]["generation"] = int(old["metadata"].get("generation", 0)) + 1
         track_update(kind, call, new, old, is_apply)
