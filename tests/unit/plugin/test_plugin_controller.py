@@ -156,8 +156,8 @@ async def test_sources_must_exist_and_fit(caller, client, refused):
                 volume_content_source=from_snapshot(snapshot.snapshot_id),
             )
         )
-    with refused("INVALID_ARGUMENT", "xfs"):
-        await caller.create("a", mounted("xfs"), 400 * MIB, source=from_volume(source))
+    with refused("INVALID_ARGUMENT", "btrfs"):
+        await caller.create("a", mounted("btrfs"), 400 * MIB, source=from_volume(source))
     with refused("INVALID_ARGUMENT", "directory"):
         await caller.create("a", source=from_volume(source), parameters={"kind": "directory"})
     with refused("INVALID_ARGUMENT", "second"):
