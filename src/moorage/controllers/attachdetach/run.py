@@ -162,6 +162,11 @@ class Controller:
     def is_idle(self) -> bool:
         return self._ready and not self._running and not self._wake.is_set()
 
+    def next_due_s(self) -> float | None:
+        """Seconds until something is looked at again by itself, or None."""
+        due = self._world.next_due
+        return None if due is None else max(0.0, due - self._clock())
+
     async def run(self) -> None:
         self._subscribe()
         async with asyncio.TaskGroup() as tasks:
@@ -188,9 +193,8 @@ class Controller:
             self._wake.set()
 
     async def _sleep(self) -> None:
-        due = self._world.next_due
         try:
-            async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
+            async with asyncio.timeout(self.next_due_s()):
                 await self._wake.wait()
         except TimeoutError:
             log.debug("something is due")

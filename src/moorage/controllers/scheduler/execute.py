@@ -239,8 +239,11 @@ class Executor:
             await self._client.request("POST", Pod.resource.path(pod.namespace, pod.name, "binding"), body)
         except (Conflict, NotFound) as error:
             log.info("pod was not bound", pod=pod.key, node=reservation.node, reason=str(error))
-            self.release(pod.key)
-            return
+            live = await self._client.find(Pod, pod.name, pod.namespace)
+            if live is None or live.uid != pod.uid or live.spec.node_name:  # somebody else has seen to it
+                self.release(pod.key)
+                return
+            raise
         log.info("pod bound", pod=pod.key, node=reservation.node)
         message = f"Successfully assigned {pod.key} to {reservation.node}"
         self._recorder.normal(pod, "Scheduled", message)
