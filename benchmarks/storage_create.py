@@ -18,17 +18,20 @@ from pathlib import Path
 from moorage.storage import CreateVolume, Pool, PoolConfig
 
 MIB = 1 << 20
+BATCH = 250
 
 
-def pair_cost(pool: Pool, tag: str, rounds: int) -> float:
-    """The median time of one create and one delete."""
-    costs = []
+def pair_costs(pools: list[Pool], rounds: int) -> list[float]:
+    """The median time of one create and one delete in each pool; they take turns, so that a busy
+    machine slows them all alike."""
+    costs: list[list[float]] = [[] for _ in pools]
     for n in range(rounds):
-        started = time.perf_counter()
-        volume = pool.create_volume(CreateVolume(f"{tag}-{n}", MIB, filesystem=""))
-        pool.delete_volume(volume.id)
-        costs.append(time.perf_counter() - started)
-    return statistics.median(costs)
+        for pool, times in zip(pools, costs, strict=True):
+            started = time.perf_counter()
+            volume = pool.create_volume(CreateVolume(f"pair-{n}", MIB, filesystem=""))
+            pool.delete_volume(volume.id)
+            times.append(time.perf_counter() - started)
+    return [statistics.median(times) for times in costs]
 
 
 def fill(pool: Pool, upto: int, made: int) -> float:
@@ -41,10 +44,10 @@ def fill(pool: Pool, upto: int, made: int) -> float:
     return (upto - made) / (time.perf_counter() - started)
 
 
-def bare(directory: Path, count: int) -> float:
-    """The same number of directories, as durable, with nothing around them."""
-    (directory / "tmp").mkdir(parents=True)
-    (directory / "final").mkdir()
+def bare(directory: Path, start: int, count: int) -> float:
+    """The same number of directories, as durable, with nothing around them; returns how many a second."""
+    for part in ("tmp", "final"):
+        (directory / part).mkdir(parents=True, exist_ok=True)
 
     def one(n: int) -> None:
         built = directory / "tmp" / str(n)
@@ -60,8 +63,17 @@ def bare(directory: Path, count: int) -> float:
 
     started = time.perf_counter()
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(one, range(count)))
+        list(threads.map(one, range(start, start + count)))
     return count / (time.perf_counter() - started)
+
+
+def speeds(pool: Pool, directory: Path, few: int, many: int) -> tuple[float, float]:
+    """Creates a second, ours and bare, in batches that take turns."""
+    ours, plain = [], []
+    for start in range(few, many, BATCH):
+        ours.append(fill(pool, min(start + BATCH, many), start))
+        plain.append(bare(directory, start, BATCH))
+    return statistics.median(ours), statistics.median(plain)
 
 
 def main() -> None:
@@ -73,18 +85,19 @@ def main() -> None:
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="moorage-create-", dir=arguments.directory))
     try:
-        config = PoolConfig("bench", base / "pool", overcommit=1000.0, background=False)
-        with Pool.open(config) as pool:
-            fill(pool, arguments.few, 0)
-            few = pair_cost(pool, "few", arguments.rounds)
-            speed = fill(pool, arguments.many, arguments.few)
-            many = pair_cost(pool, "many", arguments.rounds)
+        small = PoolConfig("few", base / "few", overcommit=1000.0, background=False)
+        large = PoolConfig("many", base / "many", overcommit=1000.0, background=False)
+        with Pool.open(small) as few, Pool.open(large) as many:
+            fill(few, arguments.few, 0)
+            fill(many, arguments.few, 0)
+            speed, plain = speeds(many, base / "bare", arguments.few, arguments.many)
+            costs = pair_costs([few, many], arguments.rounds)
         started = time.perf_counter()
-        Pool.open(config).close()
+        Pool.open(large).close()
         opened = time.perf_counter() - started
-        plain = bare(base / "bare", 2000)
-        print(f"create+delete at {arguments.few}: {few * 1000:.2f} ms, at {arguments.many}: {many * 1000:.2f} ms")
-        print(f"growth: {many / few:.2f} (wanted: at most 1.2)")
+        print(f"create+delete at {arguments.few}: {costs[0] * 1000:.2f} ms, ", end="")
+        print(f"at {arguments.many}: {costs[1] * 1000:.2f} ms")
+        print(f"growth: {costs[1] / costs[0]:.2f} (wanted: at most 1.2)")
         print(f"creates/s with 8 callers: {speed:.0f}; bare: {plain:.0f}/s; ratio {plain / speed:.2f}")
         print(f"opening a pool with {arguments.many} volumes: {opened:.2f} s")
     finally:

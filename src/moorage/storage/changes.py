@@ -65,13 +65,12 @@ def merged(ranges: Iterator[Range]) -> Iterator[Range]:
 
 
 class Comparison:
-    """The difference between two files: `ranges` once, then `method` and `compared_bytes`."""
+    """The difference between two files: `ranges` once, then `compared_bytes` says how many were read."""
 
     def __init__(self, base_fd: int, target_fd: int, share_blocks: bool, start: int = 0) -> None:
         self._base, self._target = base_fd, target_fd
         self._share_blocks = share_blocks
         self._start = start
-        self.method = "extents" if share_blocks else "content"
         self.compared_bytes = 0
 
     def ranges(self, size: int) -> Iterator[Range]:
@@ -84,7 +83,6 @@ class Comparison:
         base, target = extents_of(self._base, first), extents_of(self._target, first)
         for piece, is_doubtful in changed_ranges(base, target, first):
             if is_doubtful:
-                self.method = "mixed"
                 yield from self._compared(piece)
             else:
                 yield piece

@@ -329,7 +329,10 @@ class Pool:
 
         def ranges() -> Iterator[Range]:
             with _reading(base) as old, _reading(target) as new:
-                yield from Comparison(old, new, by_extents, start).ranges(target.size_bytes)
+                comparison = Comparison(old, new, by_extents, start)
+                yield from comparison.ranges(target.size_bytes)
+                if comparison.compared_bytes:
+                    log.info("compared by content", base=base_id, target=target_id, bytes=comparison.compared_bytes)
 
         return BlockDiff(target.size_bytes, "extents" if by_extents else "content", ranges())
 
