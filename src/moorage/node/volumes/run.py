@@ -67,6 +67,7 @@ class VolumeManager:
         self._clock = clock
         self._wanted: dict[PodUid, Pod] = {}
         self._by_claim: dict[str, set[PodUid]] = {}
+        self._touched: dict[PodUid, set[VolumeName]] = {}  # a pod's volumes, in either state
         self._errors: dict[PodUid, dict[str, str]] = {}
         self._waiting: dict[PodUid, dict[VolumeName, str]] = {}
         self._dirty: dict[VolumeName, None] = {}
@@ -83,6 +84,9 @@ class VolumeManager:
         """Find everything an earlier run left; nothing is unmounted before `begin`."""
         found = observe(self._layout)
         self.world.actual.update(found.volumes)
+        for name, volume in found.volumes.items():
+            for uid in volume.pods:
+                self._touched.setdefault(uid, set()).add(name)
         if found.volumes:
             log.info("volumes found on disk", volumes=len(found.volumes), pods=len(found.pods))
         self.in_use_changed.set()
@@ -118,10 +122,8 @@ class VolumeManager:
                 holders.discard(uid)
                 if not holders:
                     self._by_claim.pop(key, None)
-        for name in [name for name, uses in self.world.desired.items() if uid in uses]:
+        for name in list(self._touched.get(uid, ())):
             self._unwant(name, uid)
-        for volume in self.world.volumes_of(uid):
-            self.look_at(volume.name)
 
     def hold(self, uid: PodUid) -> None:
         """Processes of this pod run although nobody wants it any more: its volumes stay until `release`."""
@@ -131,10 +133,8 @@ class VolumeManager:
         """The names of the pod's volumes that are not there yet, with the reason where one is known."""
         uid = PodUid(pod.uid)
         names = [f"{name} ({reason})" for name, reason in self._errors.get(uid, {}).items()]
-        for name, uses in self.world.desired.items():
-            use = uses.get(uid)
-            if use is None:
-                continue
+        for use in self._uses_of(uid):
+            name = use.volume
             actual = self.world.actual.get(name)
             if actual is None or actual.state_of(uid) is not State.MOUNTED:
                 reason = self._waiting.get(uid, {}).get(name, "")
@@ -157,7 +157,16 @@ class VolumeManager:
 
     def is_unmounted(self, uid: PodUid) -> bool:
         """Nothing of the pod is, or may be, mounted."""
-        return not self.world.volumes_of(uid) and not any(uid in uses for uses in self.world.desired.values())
+        for name in self._touched.get(uid, ()):
+            actual = self.world.actual.get(name)
+            if uid in self.world.desired.get(name, ()) or (
+                actual is not None and actual.state_of(uid) is not State.ABSENT
+            ):
+                return False
+            if actual is not None and isinstance(actual.pending, Mount) and actual.pending.use.pod.uid == uid:
+                return False
+        self._touched.pop(uid, None)
+        return True
 
     def use_named(self, uid: PodUid, pod_volume: str) -> Use | None:
         """The use behind a name in pod.spec.volumes."""
@@ -301,11 +310,13 @@ class VolumeManager:
         uid = PodUid(pod.uid)
         needs = uses_of(pod, self._sources, self._sync_s)
         wanted = {use.volume: use for use in needs.uses}
-        for name in [name for name in self.world.desired if uid in self.world.desired[name]]:
+        touched = self._touched.setdefault(uid, set())
+        for name in [name for name in touched if uid in self.world.desired.get(name, ())]:
             # A claim that became unusable after it was mounted stays: the pod still has it.
             if name not in wanted and not needs.errors:
                 self._unwant(name, uid)
         for name, use in wanted.items():
+            touched.add(name)
             uses = self.world.desired.setdefault(name, {})
             if uses.get(uid) != use:
                 if uid not in uses:
@@ -330,4 +341,5 @@ class VolumeManager:
         self.look_at(name)
 
     def _uses_of(self, uid: PodUid) -> list[Use]:
-        return [uses[uid] for uses in self.world.desired.values() if uid in uses]
+        names = self._touched.get(uid, ())
+        return [use for name in names if (use := self.world.desired.get(name, {}).get(uid)) is not None]

@@ -212,10 +212,6 @@ class World:
                     names.add(name)
         return frozenset(names)
 
-    def volumes_of(self, uid: PodUid) -> list[ActualVolume]:
-        """The volumes that are, or may be, mounted for a pod."""
-        return [v for v in self.actual.values() if v.state_of(uid) is not State.ABSENT]
-
 
 def settle(world: World, action: Action, outcome: Outcome, now: float) -> None:
     """Take the outcome of a step into the actual state."""
