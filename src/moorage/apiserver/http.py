@@ -200,6 +200,8 @@ class Edge:
             log.info("slow watcher dropped", path=request.path)
             if request.transport is not None:
                 request.transport.abort()
+        except ConnectionResetError:
+            log.debug("watcher went away", path=request.path)
         finally:
             for task in (stop, send):
                 task.cancel()
