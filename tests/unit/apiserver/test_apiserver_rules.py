@@ -21,8 +21,12 @@ async def test_a_claim_gets_its_defaults_and_its_protection(api, claim):
 
 async def test_the_newest_default_class_is_given_to_claims_that_name_none(api, claim):
     annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
-    await api.make(f"{STORAGE}/storageclasses", {"metadata": {"name": "b", "annotations": annotations}, "provisioner": "x.y"})
-    await api.make(f"{STORAGE}/storageclasses", {"metadata": {"name": "a", "annotations": annotations}, "provisioner": "x.y"})
+    await api.make(
+        f"{STORAGE}/storageclasses", {"metadata": {"name": "b", "annotations": annotations}, "provisioner": "x.y"}
+    )
+    await api.make(
+        f"{STORAGE}/storageclasses", {"metadata": {"name": "a", "annotations": annotations}, "provisioner": "x.y"}
+    )
     assert (await api.make(CLAIMS, claim("one")))["spec"]["storageClassName"] in ("a", "b")
     assert (await api.make(CLAIMS, claim("none", storageClassName="")))["spec"]["storageClassName"] == ""
 
