@@ -23,8 +23,6 @@ from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document
 
-NAMES = st.integers(0, 3)
-
 
 class Killed(BaseException):
     """The process of the binder is gone."""
@@ -136,6 +134,8 @@ class Api:
         has_it = holder is not None and holder.spec.volume_name in ("", new.name)
         if new.status.phase in ("Released", "Failed"):
             assert not has_it, "a volume was taken from a living claim"
+        if before is not None and before.uid and after is not None and after.uid:
+            assert after.uid == before.uid, "what belonged to one claim, gone or not, was handed to another"
         if holder is not None and holder.spec.volume_name == new.name:
             assert after is not None, "a volume forgot the claim that has it"
             assert after.uid == holder.uid, "a volume was given twice"
@@ -202,41 +202,47 @@ class Story:
 
     async def step(self, what: str, number: int, detail: int) -> None:
         volumes, claims = self.api.objects[PersistentVolume], self.api.objects[PersistentVolumeClaim]
+        chosen = sorted(volumes)[detail % len(volumes)] if volumes else ""
         match what:
-            case "volume":
-                self._make_volume(number, detail)
-            case "claim":
-                self._make_claim(number, detail)
+            case "volume" | "reserved volume" | "provisioned volume":
+                self._make_volume(what, number, detail)
+            case "claim" | "claim by name":
+                self._make_claim(what, number, detail)
             case "delete claim":
                 self.api.delete(PersistentVolumeClaim, f"default/c{number}")
-            case "delete volume" if volumes:
-                self.api.delete(PersistentVolume, sorted(volumes)[number % len(volumes)])
-            case "clear" if volumes:
-                self._clear(volumes[sorted(volumes)[number % len(volumes)]], {c.uid for c in claims.values()})
+            case "delete volume":
+                self.api.delete(PersistentVolume, chosen)
+            case "clear" if chosen:
+                self._clear(volumes[chosen], {claim.uid for claim in claims.values()})
             case "hear volumes":
                 self.process.hear(PersistentVolume, detail + 1)
             case "hear claims":
                 self.process.hear(PersistentVolumeClaim, detail + 1)
             case "sync claim":
-                await self._sync(self.process.binder.sync_claim, f"default/c{number}", detail)
-            case "sync volume" if volumes:
-                await self._sync(self.process.binder.sync_volume, sorted(volumes)[number % len(volumes)], detail)
+                await self._sync(self.process.binder.sync_claim, f"default/c{number}", 0)
+            case "sync volumes":
+                for name in sorted(volumes):
+                    await self._sync(self.process.binder.sync_volume, name, 0)
+            case "die in claim":
+                await self._sync(self.process.binder.sync_claim, f"default/c{number}", detail + 2)
+            case "die in volume":
+                await self._sync(self.process.binder.sync_volume, chosen, detail + 2)
 
-    def _make_volume(self, number: int, detail: int) -> None:
+    def _make_volume(self, what: str, number: int, detail: int) -> None:
         self.made += 1  # a name is never used again
         options: dict[str, Any] = {"phase": "Pending"}
-        if detail & 1:
+        owner = self.api.objects[PersistentVolumeClaim].get(f"default/c{number}")
+        if what != "volume":
             options["claim"] = f"c{number}"
-            owner = self.api.objects[PersistentVolumeClaim].get(f"default/c{number}")
-            if detail & 2 and owner is not None and not owner.spec.volume_name:  # as a provisioner does
-                options |= {"claim_uid": owner.uid, "notes": {PROVISIONED_BY: "csi.example.com"}}
-                options["csi"] = {"driver": "csi.example.com", "volumeHandle": "h"}
-                options["persistentVolumeReclaimPolicy"] = "Delete" if detail & 4 else "Retain"
-        self.api.put(_renamed(new_volume(size=f"{1 + number % 2}Gi", **options), f"v{self.made}"))
+        if what == "provisioned volume" and owner is not None:
+            options |= {"claim_uid": owner.uid, "notes": {PROVISIONED_BY: "csi.example.com"}}
+            options["csi"] = {"driver": "csi.example.com", "volumeHandle": "h"}
+            options["persistentVolumeReclaimPolicy"] = "Delete" if detail & 1 else "Retain"
+        self.api.put(_renamed(new_volume(size=f"{1 + detail % 2}Gi", **options), f"v{self.made}"))
 
-    def _make_claim(self, number: int, detail: int) -> None:
+    def _make_claim(self, what: str, number: int, detail: int) -> None:
         if f"default/c{number}" not in self.api.objects[PersistentVolumeClaim]:
-            named = {"volumeName": f"v{1 + detail % max(1, self.made)}"} if detail & 1 and self.made else {}
+            named = {"volumeName": f"v{1 + detail % max(1, self.made)}"} if what == "claim by name" else {}
             self.api.put(_renamed(new_claim(size=f"{1 + detail % 2}Gi", **named), f"c{number}"))
 
     def _clear(self, volume: PersistentVolume, alive: set[str]) -> None:
@@ -271,20 +277,16 @@ class Story:
         raise AssertionError("the binder never comes to rest")
 
 
-STEPS = st.tuples(
-    st.sampled_from(
-        [
-            *("volume", "claim", "delete claim", "delete volume", "clear", "hear volumes", "hear claims"),
-            *("sync claim", "sync claim", "sync volume", "sync volume"),
-        ]
-    ),
-    NAMES,
-    st.integers(0, 9),
+HAPPENS = (
+    *("volume", "reserved volume", "provisioned volume", "claim", "claim", "claim by name"),
+    *("delete claim", "delete volume", "clear", "hear volumes", "hear volumes", "hear claims"),
+    *("sync claim", "sync claim", "sync volumes", "sync volumes", "die in claim", "die in volume"),
 )
+STEPS = st.tuples(st.sampled_from(HAPPENS), st.integers(0, 1), st.integers(0, 7))
 
 
 @settings(max_examples=2000, deadline=None)
-@given(st.lists(STEPS, min_size=5, max_size=40))
+@given(st.lists(STEPS, min_size=10, max_size=50))
 def test_nothing_is_given_twice_or_taken_away_and_all_comes_to_rest(steps: list[tuple[str, int, int]]) -> None:
     async def live() -> Story:
         story = Story()
