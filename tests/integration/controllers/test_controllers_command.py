@@ -1,0 +1,77 @@
+"""`moorage controllers`: the names it knows, one leader at a time, and a clean end."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from replay import Stage
+
+from moorage.controllers.run import CONTROLLERS, LeaseOptions, Settings, chosen, run
+from moorage.errors import UsageError
+from moorage.kube.client import Client
+from moorage.kube.objects import Lease, PersistentVolume, PersistentVolumeClaim
+
+SPEC = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+
+
+async def make_pair(client: Client, name: str) -> None:
+    csi = {"driver": "csi.example.com", "volumeHandle": name}
+    volume = {"metadata": {"name": name}, "spec": {**SPEC, "capacity": {"storage": "1Gi"}, "csi": csi}}
+    await client.create(PersistentVolume, volume)
+    claim = {"metadata": {"name": name}, "spec": {**SPEC, "resources": {"requests": {"storage": "1Gi"}}}}
+    await client.create(PersistentVolumeClaim, claim, "default")
+
+
+async def until_bound(client: Client, name: str) -> None:
+    async with asyncio.timeout(60):
+        while (await client.get(PersistentVolumeClaim, name, "default")).status.phase != "Bound":
+            await asyncio.sleep(0.02)
+
+
+async def holder(client: Client) -> str:
+    lease = await client.find(Lease, "moorage-controllers", "default")
+    return (lease.spec.holder_identity or "") if lease is not None else ""
+
+
+def test_a_name_that_is_none_is_told_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match="no controller is called bindr; there are binder, "):
+        chosen(["binder", "bindr"])
+
+
+def test_controllers_are_chosen_by_name_in_the_order_of_the_table() -> None:
+    assert list(chosen(["expansion", "binder"])) == ["binder", "expansion"]
+    assert {"binder", "attachdetach", "protection", "scheduler", "snapshots", "garbage"} <= set(CONTROLLERS)
+
+
+async def test_one_leads_and_the_next_takes_over(stage: Stage) -> None:
+    lease = LeaseOptions(enabled=True, namespace="default", lease_s=2.0, renew_s=1.5, retry_s=0.05)
+    settings = Settings(("binder",), stage.options, lease)
+    first = asyncio.create_task(run(stage.client, settings))
+    await make_pair(stage.client, "one")
+    await until_bound(stage.client, "one")
+    leader = await holder(stage.client)
+    second = asyncio.create_task(run(stage.client, settings))
+    await make_pair(stage.client, "two")
+    await until_bound(stage.client, "two")
+    assert await holder(stage.client) == leader
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await make_pair(stage.client, "three")
+    await until_bound(stage.client, "three")
+    assert await holder(stage.client) not in ("", leader)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+
+
+async def test_the_command_works_until_it_is_asked_to_stop(stage: Stage, tmp_path: Path) -> None:
+    arguments = ("-m", "moorage.cli.main", "controllers", "binder", "--kubeconfig", str(stage.server.kubeconfig))
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=log)
+        try:
+            await make_pair(stage.client, "pair")
+            await until_bound(stage.client, "pair")
+        finally:
+            process.terminate()
+            status = await asyncio.wait_for(process.wait(), 30)
+    assert status == 0, (tmp_path / "log").read_text()
