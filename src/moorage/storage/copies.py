@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from moorage.storage.model import CopyPath, InUse, Kind
 from moorage.storage.usage import Use, observe, one_mount_each
 
 log = get_logger(__name__)
+
+_FOREIGN_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,10 @@ class CopyPlan:
 
 
 class _FrozenRecord(msgspec.Struct):
-    mountpoints: list[str]
+    """What is frozen, and on which run of which machine: device numbers mean nothing elsewhere."""
+
     devices: list[tuple[int, int]]
+    boot: str
 
 
 def plan_copy(job: Job, use: Use, context: Context, nodes: Sequence[str] = ()) -> CopyPlan:
@@ -190,18 +195,18 @@ class Copier:
             yield freeze.Hold()
             return
         devices = [device.device for use in uses for device in use.devices]
-        with self._recorded(mountpoints, devices), freeze.frozen(mountpoints, bound_s) as hold:
+        with self._recorded(devices), freeze.frozen(mountpoints, bound_s) as hold:
             yield hold
 
     @contextlib.contextmanager
-    def _recorded(self, mountpoints: list[str], devices: list[tuple[int, int]]) -> Iterator[None]:
+    def _recorded(self, devices: list[tuple[int, int]]) -> Iterator[None]:
         """A file that says what is frozen, locked while its writer lives. A power loss thaws anyway,
         so it need not be durable."""
         path = os.path.join(self._context.layout.frozen, secrets.token_hex(8))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(fd, msgspec.json.encode(_FrozenRecord(mountpoints, devices)))
+            os.write(fd, msgspec.json.encode(_FrozenRecord(devices, _boot_id())))
             yield
         finally:
             os.unlink(path)
@@ -221,11 +226,19 @@ def thaw_leftovers(frozen_directory: str) -> list[str]:
                 continue
             with contextlib.suppress(msgspec.DecodeError):  # killed before it was written: not frozen yet
                 record = msgspec.json.decode(os.pread(fd, 1 << 20, 0), type=_FrozenRecord)
-                thawed += _thaw(record)
+                if record.boot == _boot_id():
+                    thawed += _thaw(record)
+                elif time.time() - os.fstat(fd).st_mtime < _FOREIGN_S:
+                    continue  # another node of a shared pool may still need it; a restart thawed it
             os.unlink(path)
         finally:
             os.close(fd)
     return thawed
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def _thaw(record: _FrozenRecord) -> list[str]:

@@ -323,9 +323,14 @@ def write_file(path: str, content: bytes) -> None:
 
 def replace_file(path: str, content: bytes) -> None:
     """Change a file as a whole: readers see the old or the new one, also after a crash."""
-    write_file(path + ".new", content)
-    reached("replace.written")
-    os.rename(path + ".new", path)
+    try:
+        write_file(path + ".new", content)
+        reached("replace.written")
+        os.rename(path + ".new", path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path + ".new")
+        raise
     reached("replace.renamed")
     fsync_path(os.path.dirname(path))
 

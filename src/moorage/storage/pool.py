@@ -194,11 +194,10 @@ class Pool:
         with self._layout.translated(f"delete volume {ident}"):
             try:
                 with self._layout.locked(directory, lambda: missing):
+                    self._volumes.check_unused(ident)
                     promised = 0
                     try:
-                        volume = self._volumes.get(ident)
-                        promised = volume.size_bytes
-                        self._volumes.check_unused(volume)
+                        promised = self._volumes.get(ident).size_bytes
                     except DamagedRecord as damaged:
                         # It cannot be used any more, but it can be deleted.
                         log.warning("deleting a damaged volume", volume=ident, error=str(damaged))

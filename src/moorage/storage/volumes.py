@@ -313,11 +313,13 @@ class Volumes:
         replace_file(path, encoded(changed))
         return changed.public(volume.pool, volume.data)
 
-    def check_unused(self, volume: Volume) -> None:
-        """Refuse when the kernel still uses the data on this machine."""
-        use = observe(volume.data, volume.kind)
+    def check_unused(self, ident: str) -> None:
+        """Refuse when the kernel still uses the data on this machine. The record is not asked: a volume
+        with a damaged one may be mounted all the same."""
+        data = Path(self.directory(ident), DATA)
+        use = observe(data, Kind.DIRECTORY if data.is_dir() else Kind.IMAGE)
         if use:
-            raise VolumeInUse(f"volume {volume.id} is still in use on this node: {use.holders}")
+            raise VolumeInUse(f"volume {ident} is still in use on this node: {use.holders}")
 
     # --- the first format ------------------------------------------------------------------
 

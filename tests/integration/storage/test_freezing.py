@@ -1,5 +1,6 @@
 """Freezes: short, bounded, and always undone, whoever dies."""
 
+import json
 import os
 import signal
 import threading
@@ -120,3 +121,22 @@ def test_a_killed_plugin_leaves_nothing_frozen(config, mounted, tmp_path, guard_
                 assert os.listdir(again.directory / "tmp") == []
                 assert again.find_snapshot(id_from("s")) is None
                 again.create_snapshot(CreateSnapshot("s", volume.id))
+
+
+def test_records_of_other_machines_are_left_to_them(config, mounted, tmp_path):
+    with Pool.open(config) as pool:
+        volume = pool.create_volume(CreateVolume("v", 64 * MIB))
+        with mounted(pool, volume, tmp_path / "m") as place:
+            pool.close()
+            device = os.stat(place).st_dev
+            record = {"devices": [[os.major(device), os.minor(device)]], "boot": "another-machine"}
+            path = pool.directory / "frozen" / "foreign"
+            path.write_text(json.dumps(record))
+            with freeze.frozen([place], bound_s=30):
+                Pool.open(config).close()
+                assert is_frozen(place)
+                assert path.exists()
+                os.utime(path, (0, 0))  # from long ago: nobody needs it any more
+                Pool.open(config).close()
+                assert not path.exists()
+            wait_thawed(place)

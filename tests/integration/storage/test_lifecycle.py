@@ -75,6 +75,10 @@ def test_a_volume_in_use_is_not_deleted(pool, tmp_path, mounted):
     with mounted(pool, volume, tmp_path / "m"), pytest.raises(VolumeInUse, match="/dev/loop"):
         pool.delete_volume(volume.id)
     assert pool.volume(volume.id) == volume
+    with mounted(pool, volume, tmp_path / "m"):
+        (volume.data.parent / "volume.json").write_text("damaged")
+        with pytest.raises(VolumeInUse):  # whatever its record says
+            pool.delete_volume(volume.id)
     assert pool.delete_volume(volume.id)
 
 

@@ -1,5 +1,6 @@
 """Room: what fits, what does not, and that a full disk leaves nothing behind."""
 
+import contextlib
 import os
 import time
 
@@ -42,6 +43,17 @@ def fill(path, size):
             size -= MIB
         data.flush()
         os.fsync(data.fileno())
+
+
+def fill_up(path):
+    """Take every block that there is."""
+    with open(path, "wb") as data:
+        offset = 0
+        for step in (MIB, 4096):
+            with contextlib.suppress(OSError):
+                while True:
+                    os.posix_fallocate(data.fileno(), offset, step)
+                    offset += step
 
 
 def wait_until(is_so):
@@ -108,6 +120,26 @@ def test_a_full_disk_in_the_middle_leaves_nothing_behind(small):
         os.sync()
         wait_until(lambda: pool.capacity().free_bytes > 400 * MIB)
         pool.create_volume(image("thick", 300 * MIB, thick=True))
+
+
+def test_changes_on_a_full_disk_fail_whole(make_filesystem):
+    small = make_filesystem("ext4", 640 * MIB)
+    with open_pool(small, overcommit=10.0, reserve_fraction=0.0) as pool:
+        made = pool.create_volume(image("v", MIB))
+        fill_up(small / "stranger")
+        for call in (
+            lambda: pool.modify_volume(made.id, {"readIOPS": "5"}),
+            lambda: pool.expand_volume(made.id, 2 * MIB),
+            lambda: pool.create_volume(image("w", MIB)),
+            lambda: pool.create_snapshot(CreateSnapshot("s", made.id)),
+        ):
+            with pytest.raises(OutOfSpace):
+                call()
+        assert pool.volume(made.id) == made
+        assert sorted(os.listdir(made.data.parent)) == ["data", "lock", "volume.json"]
+        assert os.listdir(pool.directory / "tmp") == []
+        assert pool.delete_volume(made.id)  # deleting needs no room
+        assert pool.sweep() == 1
 
 
 def test_a_copy_checks_for_room_before_it_starts(make_filesystem):
