@@ -8,6 +8,7 @@ Start reading at: `on_create`.
 from moorage.apiserver.errors import forbidden, not_found
 from moorage.apiserver.kinds import Kind, Object
 from moorage.apiserver.store import Store, Transaction, decode
+from moorage.kube.quantity import bytes_of
 
 _PERMANENT = ("default", "kube-system", "kube-public", "kube-node-lease")
 _DEFAULT_CLASS = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
@@ -38,6 +39,11 @@ def on_create(store: Store, txn: Transaction, kind: Kind, obj: Object) -> None:
             _add_finalizer(obj, "kubernetes.io/vac-protection")
         case "pods":
             _admit_pod(store, txn, obj)
+
+
+def on_update(txn: Transaction, kind: Kind, obj: Object, old: Object) -> None:
+    if kind.stored_as == "persistentvolumeclaims":
+        _admit_growth(txn, obj, old)
 
 
 def on_delete(kind: Kind, obj: Object) -> None:
@@ -87,6 +93,30 @@ def _admit_priority(store: Store, txn: Transaction, pod: Object) -> None:
                 value, policy = found.get("value", 0), found.get("preemptionPolicy", policy)
     spec["priority"] = value
     spec.setdefault("preemptionPolicy", policy)
+
+
+def _admit_growth(txn: Transaction, claim: Object, old: Object) -> None:
+    """A claim may ask for more only when it is bound and its class allows expansion."""
+    sizes = [((one["spec"].get("resources") or {}).get("requests") or {}).get("storage") for one in (claim, old)]
+    if bytes_of(sizes[0]) <= bytes_of(sizes[1]):
+        return
+    name = claim["metadata"]["name"]
+    if (old.get("status") or {}).get("phase") != "Bound":
+        raise forbidden("persistentvolumeclaims", "", name, "Only bound persistent volume claims can be expanded")
+    wanted = _class_of(claim)
+    record = txn.get("storageclasses.storage.k8s.io", "", wanted) if wanted and wanted == _class_of(old) else None
+    if record is None or not decode(record.body).get("allowVolumeExpansion"):
+        why = (
+            "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support"
+            " resize"
+        )
+        raise forbidden("persistentvolumeclaims", "", name, why)
+
+
+def _class_of(claim: Object) -> str:
+    annotations = claim["metadata"].get("annotations") or {}
+    found = annotations.get("volume.beta.kubernetes.io/storage-class", claim["spec"].get("storageClassName"))
+    return str(found or "")
 
 
 def _add_finalizer(obj: Object, name: str) -> None:

@@ -161,6 +161,8 @@ class Resources:
         track_update(kind, call, new, old, is_apply)
         errors = meta.check_update(new["metadata"], old["metadata"])
         self._check(kind, new, old, call.subresource, errors)
+        if not call.subresource:
+            admission.on_update(txn, kind, new, old)
         if new == old:
             return record  # no new version and no event, or controllers would loop
         if deletion.is_over(new, old):

@@ -31,7 +31,7 @@ MAPS = "/api/v1/namespaces/default/configmaps"
         ("POST", MAPS, '{"metadata":{"name":"a","labels":{"a b":"c"}}}', "application/json", 422, "Invalid"),
         ("POST", MAPS, '{"metadata":{"name":"a","resourceVersion":"1"}}', "application/json", 400, "BadRequest"),
         ("POST", MAPS, '{"metadata":{"name":"a"},"data":{"k":1}}', "application/json", 400, "BadRequest"),
-        ("POST", "/api/v1/namespaces/nowhere/configmaps", '{"metadata":{"name":"a"}}', "application/json", 404, "NotFound"),
+        ("POST", "/api/v1/namespaces/no/configmaps", '{"metadata":{"name":"a"}}', "application/json", 404, "NotFound"),
         ("GET", "/api/v1/namespaces/default/nothings", None, "application/json", 404, "NotFound"),
         ("GET", "/apis/no.group/v1", None, "application/json", 404, "NotFound"),
         ("GET", MAPS + "?labelSelector=a+in+b", None, "application/json", 400, "BadRequest"),

@@ -126,7 +126,8 @@ async def test_a_watch_from_a_forgotten_revision_says_so_in_the_stream(api):
 
 async def test_a_streaming_list_ends_with_its_bookmark(api):
     await api.make(MAPS, {"metadata": {"name": "a"}})
-    url = f"{MAPS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1"
+    query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1"
+    url = f"{MAPS}?{query}"
     async with api.session.get(url) as response:
         events = [json.loads(line) for line in (await response.text()).splitlines()]
     marked = [e for e in events if (e["object"]["metadata"].get("annotations") or {}).get("k8s.io/initial-events-end")]
