@@ -87,6 +87,7 @@ class ScriptedDriver:
         self.chooser: Chooser | None = None
         self._faults: dict[str, list[Fault]] = {}
         self._gates: dict[str, asyncio.Event] = {}
+        self._in_flight: set[str] = set()
         self._server: CsiServer | None = None
 
     def fail(self, method: str, code: str, times: int = 1, *, is_done: bool = False) -> None:
@@ -135,8 +136,28 @@ class ScriptedDriver:
         await self.stop()
 
     async def meet(self, method: str, request: Message, work: Callable[[], Message]) -> Message:
-        """Note the call, do what the script says about it, and otherwise the work."""
+        """Note the call, do what the script says about it, and otherwise the work; one call at a time for a volume."""
         self.calls.append((method, request))
+        key = self._key_of(method, request)
+        if key in self._in_flight:
+            raise CsiError(method, "ABORTED", f"another call for {key} is running")
+        if not key:
+            return await self._follow_script(method, request, work)
+        self._in_flight.add(key)
+        try:
+            return await self._follow_script(method, request, work)
+        finally:
+            self._in_flight.discard(key)
+
+    def _key_of(self, method: str, request: Any) -> str:
+        """What a call is about: the volume's name, also when the call has only its id."""
+        if method == "CreateVolume":
+            return str(request.name)
+        if method == "DeleteVolume":
+            return next((n for n, each in self.backend.ids_by_name.items() if each == request.volume_id), "")
+        return ""
+
+    async def _follow_script(self, method: str, request: Message, work: Callable[[], Message]) -> Message:
         gate = self._gates.get(method)
         if gate is not None:
             await gate.wait()

@@ -142,7 +142,9 @@ class Lab:
 
 
 @contextlib.asynccontextmanager
-async def laboratory(abilities: Abilities | None = None, names: tuple[str, ...] = ("binder", "protection")) -> AsyncIterator[Lab]:
+async def laboratory(
+    abilities: Abilities | None = None, names: tuple[str, ...] = ("binder", "protection")
+) -> AsyncIterator[Lab]:
     with tempfile.TemporaryDirectory(prefix="moorage-sidecars-") as folder:
         async with serve(Path(folder) / "api") as server:
             async with Client(from_values(server.insecure_url, server.token), identity="test") as client:

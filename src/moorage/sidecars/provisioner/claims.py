@@ -51,11 +51,12 @@ class ClaimWorker:
         self._ownership = Ownership(context)
         self._identity = volumes.identity_of(context.driver.name, context.around.node_name)
         self._slow: SlowSet[tuple[str, str]] = SlowSet(_INFEASIBLE_S)
+        self._again: dict[str, tuple[float, Attempt]] = {}
         self.attempts: dict[str, Attempt] = {}
 
     async def sync(self, uid: str) -> float | None:
         """Take one claim a step further; the queue brings it back when this raises or returns seconds."""
-        attempt = self.attempts.get(uid)
+        attempt = self.attempts.get(uid) or self._due_again(uid)
         if attempt is None:
             claim = self._claim(uid)
             if claim is None:
@@ -241,8 +242,20 @@ class ClaimWorker:
         return [v for v in found if v.name == name or v.annotations.get(names.PROVISIONED_BY) == driver]
 
     def _end(self, uid: str) -> None:
-        if self.attempts.pop(uid, None) is not None:
-            self._journal.forget(uid)
+        attempt = self.attempts.pop(uid, None)
+        wait_s = self._journal.forget(uid) if attempt is not None else 0.0
+        if attempt is not None and wait_s > 0:
+            self._again[uid] = (time.monotonic() + wait_s, attempt)
+            self._queue.add_after(uid, wait_s)
+
+    def _due_again(self, uid: str) -> Attempt | None:
+        """An attempt that another instance had begun too, to be carried out once more now that it is over there."""
+        due, attempt = self._again.get(uid, (0.0, None))
+        if attempt is None or time.monotonic() < due:
+            return None
+        del self._again[uid]
+        self.attempts[uid] = attempt
+        return attempt
 
 
 def _is_settled(volume: PersistentVolume) -> bool:

@@ -11,6 +11,9 @@ Start reading at: `Journal.note`, `Journal.run`.
 """
 
 import asyncio
+import random
+import time
+from collections.abc import Callable
 
 from moorage.kube.client import Client
 from moorage.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
@@ -25,15 +28,27 @@ _LARGEST_BYTES = 200_000  # all annotations of an object together may have 256 K
 _FORGET_AFTER_S = 2.0
 _RETRY_S = 1.0
 
+Clock = Callable[[], float]
+
 
 class Journal:
-    """The intents of one provisioner. `run` must be running for `note` to return."""
+    """The intents of one provisioner. `run` must be running for `note` to return.
 
-    def __init__(self, client: Client, name: str, namespace: str) -> None:
+    Each instance has its own notes. Another instance's are adopted at the start, but removed only when that instance
+    cannot be at work any more: at once for a leader, otherwise when they are old.
+    """
+
+    def __init__(
+        self, client: Client, name: str, namespace: str, *, foreign_s: float = 300.0, clock: Clock = time.time
+    ) -> None:
         self._client = client
         self._name = name
         self._namespace = namespace
-        self._mine: dict[str, str] = {}
+        self._foreign_s = foreign_s  # 0 when whoever wrote the other notes has stopped: we hold the lease
+        self._clock = clock
+        self._instance = f"{random.randrange(16**8):08x}"
+        self._mine: dict[str, str] = {}  # by key, which is UID and instance
+        self._adopted: dict[str, list[tuple[str, float]]] = {}  # by UID: other instances' keys and when they noted
         self._forgotten: set[str] = set()
         self._lease: Lease | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -44,6 +59,7 @@ class Journal:
     async def load(self) -> dict[str, Attempt]:
         """Every attempt that was noted and not forgotten, by claim UID."""
         self._mine.clear()
+        self._adopted.clear()
         self._forgotten.clear()
         if not self.is_enabled:
             return {}
@@ -53,39 +69,58 @@ class Journal:
             self._disable(error)
             return {}
         found: dict[str, Attempt] = {}
-        for key, text in (self._lease.annotations if self._lease else {}).items():
-            if not key.startswith(_PREFIX):
+        for annotation, text in (self._lease.annotations if self._lease else {}).items():
+            if not annotation.startswith(_PREFIX):
                 continue
-            uid = key.removeprefix(_PREFIX)
+            key = annotation.removeprefix(_PREFIX)
+            uid, _, instance = key.partition(".")
+            noted_at, _, written = text.partition(":")
             try:
-                found[uid] = from_text(text)
-                self._mine[uid] = text
+                found[uid] = from_text(written)
+                if instance == self._instance:
+                    self._mine[key] = text
+                else:
+                    self._adopted.setdefault(uid, []).append((key, float(noted_at)))
             except ValueError as error:
                 log.warning("intent cannot be read and is dropped", uid=uid, reason=str(error))
-                self._forgotten.add(uid)
+                self._forgotten.add(key)
         return found
 
     async def note(self, uid: str, attempt: Attempt) -> None:
         """Return when the attempt is safe: written down, or known to be impossible to write down."""
         if not self.is_enabled:
             return
-        text = to_text(attempt)
+        text = f"{self._clock():.0f}:{to_text(attempt)}"
         if sum(map(len, self._mine.values())) + len(text) > _LARGEST_BYTES:
             log.warning("too many volumes are being made to note one more", claim=attempt.claim.name)
             return
-        self._mine[uid] = text
-        self._forgotten.discard(uid)
+        key = f"{uid}.{self._instance}"
+        self._mine[key] = text
+        self._forgotten.discard(key)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._wake.set()
         await waiter
 
-    def forget(self, uid: str) -> None:
-        """The attempt is over; the note goes with the next write, or soon."""
-        if self._mine.pop(uid, None) is not None:
-            self._forgotten.add(uid)
-            if not self._wake.is_set():
-                asyncio.get_running_loop().call_later(_FORGET_AFTER_S, self._wake.set)
+    def forget(self, uid: str) -> float:
+        """The attempt is over; its notes go with the next write, or soon.
+
+        Seconds are returned when another instance, which may still be alive, has noted it as well: its note may only
+        go when it is old enough to be that of a dead one and the attempt has been carried out once more.
+        """
+        gone = [key for key in (f"{uid}.{self._instance}",) if self._mine.pop(key, None) is not None]
+        wait_s = 0.0
+        for key, noted_at in self._adopted.pop(uid, []):
+            left_s = noted_at + self._foreign_s - self._clock() if self._foreign_s else 0.0
+            if left_s > 0:
+                self._adopted.setdefault(uid, []).append((key, noted_at))
+                wait_s = max(wait_s, left_s)
+            else:
+                gone.append(key)
+        self._forgotten.update(gone)
+        if gone and not self._wake.is_set():
+            asyncio.get_running_loop().call_later(_FORGET_AFTER_S, self._wake.set)
+        return wait_s
 
     async def run(self) -> None:
         """Write until cancelled; what is still to be forgotten then is left for the next start."""
@@ -134,10 +169,11 @@ class Journal:
         metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
         annotations: dict[str, str] = {}
         if self._lease is not None:
-            annotations = {k: v for k, v in self._lease.annotations.items() if k.removeprefix(_PREFIX) not in gone}
+            known = self._lease.annotations
+            annotations = {key: text for key, text in known.items() if key.removeprefix(_PREFIX) not in gone}
             metadata["resourceVersion"] = self._lease.metadata.resource_version
             metadata["labels"] = self._lease.labels
-        annotations |= {_PREFIX + uid: text for uid, text in self._mine.items()}
+        annotations |= {_PREFIX + key: text for key, text in self._mine.items()}
         body = {"metadata": metadata | {"annotations": annotations}, "spec": {}}
         self.writes += 1
         if self._lease is None:

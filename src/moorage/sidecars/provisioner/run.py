@@ -24,7 +24,9 @@ class Provisioner:
         self._volumes = context.queue("volumes")
         self._sources = context.queue("clone-sources")
         self._events = context.recorder(f"{context.driver.name}_{context.around.hostname}_{uuid.uuid4()}")
-        self._journal = Journal(context.client, _journal_name(context), _namespace(context))
+        settings = context.settings
+        foreign_s = 0.0 if settings.leader_election or settings.node_deployment else settings.retry_interval_max_s
+        self._journal = Journal(context.client, _journal_name(context), _namespace(context), foreign_s=foreign_s)
         self._journal.is_enabled = context.settings.intent_journal
         self._claim_worker = ClaimWorker(context, self._claims, self._events, self._journal)
         self._volume_worker = VolumeWorker(context, self._events)

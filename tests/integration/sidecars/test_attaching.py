@@ -1,0 +1,161 @@
+"""Attachments become published volumes and back: the attacher against a scripted driver."""
+
+import pytest
+
+from moorage.kube.objects import PersistentVolume, VolumeAttachment
+from moorage.sidecars.roles import Role
+from moorage.sidecars.testing import Abilities
+
+FINALIZER = "external-attacher/test-csi-moorage-dev"
+CODES = ["INTERNAL", "NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"]
+
+
+async def make_volume(lab, name="v1"):
+    """A volume that was made by hand, with its counterpart in the back end."""
+    from moorage.csi import csi_pb2 as pb
+
+    lab.driver.backend.volumes["h1"] = pb.Volume(volume_id="h1", capacity_bytes=1 << 30)
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "csi": {"driver": lab.driver.name, "volumeHandle": "h1", "volumeAttributes": {"a": "b"}, "fsType": "ext4"},
+        "mountOptions": ["noatime"],
+    }
+    return await lab.client.create(PersistentVolume, {"metadata": {"name": name}, "spec": spec})
+
+
+async def attached(lab, name="va"):
+    async def is_attached():
+        found = await lab.attachment(name)
+        return found if found is not None and found.status.attached else None
+
+    return await lab.until(is_attached)
+
+
+async def test_attach_and_detach_with_finalizers_and_metadata(lab):
+    lab.start(Role.ATTACHER)
+    await make_volume(lab)
+    await lab.make_node("node-1", "id-1")
+    await lab.attach("va", "v1")
+    found = await attached(lab)
+    assert found.status.attachment_metadata == {"device": "/dev/x"}
+    assert found.finalizers == [FINALIZER]
+    assert found.annotations["csi.alpha.kubernetes.io/node-id"] == "id-1"
+    [request] = lab.driver.requests("ControllerPublishVolume")
+    assert (request.volume_id, request.node_id) == ("h1", "id-1")
+    assert list(request.volume_capability.mount.mount_flags) == ["noatime"]
+    assert dict(request.volume_context) == {"a": "b"}
+    volume = await lab.client.get(PersistentVolume, "v1")
+    assert FINALIZER in volume.finalizers
+
+    await lab.client.delete(PersistentVolume, "v1")
+    await lab.client.delete(VolumeAttachment, "va")
+
+    async def is_gone():
+        return await lab.attachment("va") is None and await lab.client.find(PersistentVolume, "v1") is None
+
+    await lab.until(is_gone)
+    assert lab.driver.backend.published["h1"] == set()
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_a_failed_attach_is_told_in_the_status_and_tried_again(lab, code):
+    import grpc
+
+    lab.driver.fail("ControllerPublishVolume", code, times=2)
+    gate = None
+    lab.start(Role.ATTACHER)
+    await make_volume(lab)
+    await lab.make_node("node-1")
+    await lab.attach("va", "v1")
+    seen = []
+
+    async def is_attached():
+        found = await lab.attachment("va")
+        if found.status.attach_error is not None:
+            seen.append(found.status.attach_error)
+        return found if found.status.attached else None
+
+    found = await lab.until(is_attached)
+    assert gate is None
+    assert found.status.attach_error is None
+    assert lab.driver.count("ControllerPublishVolume") == 3
+    assert code in seen[0].message
+    assert seen[0].error_code == grpc.StatusCode[code].value[0]
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_a_failed_detach_is_tried_until_it_succeeds(lab, code):
+    lab.start(Role.ATTACHER)
+    await make_volume(lab)
+    await lab.make_node("node-1")
+    await lab.attach("va", "v1")
+    await attached(lab)
+    lab.driver.fail("ControllerUnpublishVolume", code, times=2)
+    await lab.client.delete(VolumeAttachment, "va")
+
+    async def is_gone():
+        return await lab.attachment("va") is None
+
+    await lab.until(is_gone)
+    assert lab.driver.count("ControllerUnpublishVolume") == 3
+
+
+async def test_detach_needs_no_node_when_the_attachment_remembers_its_id(lab):
+    from moorage.kube.objects import CSINode, Node
+
+    lab.start(Role.ATTACHER)
+    await make_volume(lab)
+    await lab.make_node("node-1", "id-1")
+    await lab.attach("va", "v1")
+    await attached(lab)
+    await lab.client.delete(CSINode, "node-1")
+    await lab.client.delete(Node, "node-1")
+    await lab.client.delete(VolumeAttachment, "va")
+
+    async def is_gone():
+        return await lab.attachment("va") is None
+
+    await lab.until(is_gone)
+    assert lab.driver.requests("ControllerUnpublishVolume")[-1].node_id == "id-1"
+
+
+async def test_a_node_without_the_driver_is_an_error_in_the_status(lab):
+    lab.start(Role.ATTACHER)
+    await make_volume(lab)
+    await lab.attach("va", "v1", "nowhere")
+
+    async def told():
+        found = await lab.attachment("va")
+        return found.status.attach_error
+
+    error = await lab.until(told)
+    assert "nowhere" in error.message
+    assert error.error_code is None
+    assert lab.driver.count("ControllerPublishVolume") == 0
+
+
+async def test_without_attach_support_attachments_are_marked_attached(make_lab):
+    async with make_lab(Abilities(rpcs=("CREATE_DELETE_VOLUME",))) as lab:
+        lab.start(Role.ATTACHER)
+        await make_volume(lab)
+        await lab.attach("va", "v1")
+        found = await attached(lab)
+        assert found.finalizers == []
+        assert lab.driver.count("ControllerPublishVolume") == 0
+
+
+async def test_what_the_driver_lost_is_attached_again(lab):
+    lab.start(Role.ATTACHER, reconcile_sync_s=0.1)
+    await make_volume(lab)
+    await lab.make_node("node-1")
+    await lab.attach("va", "v1")
+    await attached(lab)
+    lab.driver.backend.published["h1"].clear()
+
+    async def is_back():
+        return lab.driver.backend.published["h1"] == {"node-1"}
+
+    await lab.until(is_back)
+    assert lab.driver.count("ControllerPublishVolume") == 2

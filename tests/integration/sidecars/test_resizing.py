@@ -1,0 +1,188 @@
+"""Volumes grow and change their class: the resizer against a scripted driver."""
+
+import pytest
+
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttributesClass
+from moorage.kube.quantity import bytes_of
+from moorage.sidecars.roles import Role
+from moorage.sidecars.testing import Abilities
+
+GI = 1 << 30
+
+
+async def grown(lab, size, **settings):
+    """A bound claim that now asks for more."""
+    lab.start(Role.PROVISIONER, Role.RESIZER, **settings)
+    await lab.make_class(allowVolumeExpansion=True)
+    await lab.make_claim("data")
+    await lab.bound("data")
+    await ask(lab, size)
+
+
+async def ask(lab, size):
+    patch = {"spec": {"resources": {"requests": {"storage": size}}}}
+    await lab.client.patch(PersistentVolumeClaim, "data", patch, "default")
+
+
+async def has_size(lab, size):
+    async def check():
+        claim = await lab.claim("data")
+        return claim if bytes_of(claim.status.capacity["storage"]) == size else None
+
+    return await lab.until(check)
+
+
+async def test_a_claim_that_asks_for_more_gets_it(lab):
+    await grown(lab, "2Gi")
+    claim = await has_size(lab, 2 * GI)
+    assert claim.status.conditions == []
+    assert claim.status.allocated_resource_statuses == {}
+    assert claim.annotations["volume.kubernetes.io/node-expansion-not-required"] == "true"
+    volume = await lab.client.get(PersistentVolume, claim.spec.volume_name)
+    assert bytes_of(volume.spec.capacity["storage"]) == 2 * GI
+    assert await lab.events("VolumeResizeSuccessful")
+
+
+async def test_the_node_finishes_what_it_must_and_the_old_size_is_forgotten(lab):
+    lab.driver.node_expansion = True
+    await grown(lab, "2Gi")
+
+    async def is_pending():
+        claim = await lab.claim("data")
+        return claim if claim.status.allocated_resource_statuses.get("storage") == "NodeResizePending" else None
+
+    claim = await lab.until(is_pending)
+    assert "FileSystemResizePending" in {c.type for c in claim.status.conditions}
+    volume = await lab.client.get(PersistentVolume, claim.spec.volume_name)
+    assert volume.annotations["volume.alpha.kubernetes.io/pre-resize-capacity"] == "1Gi"
+    status = {"capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": None, "conditions": []}
+    await lab.client.patch(PersistentVolumeClaim, "data", {"status": status}, "default", subresource="status")
+
+    async def is_clean():
+        found = await lab.client.get(PersistentVolume, claim.spec.volume_name)
+        return "volume.alpha.kubernetes.io/pre-resize-capacity" not in found.annotations
+
+    await lab.until(is_clean)
+    assert lab.driver.count("ControllerExpandVolume") == 1
+
+
+@pytest.mark.parametrize("code", ["INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED"])
+async def test_a_failed_expansion_is_told_and_tried_again(lab, code):
+    lab.driver.fail("ControllerExpandVolume", code, times=2)
+    await grown(lab, "2Gi")
+    await has_size(lab, 2 * GI)
+    assert lab.driver.count("ControllerExpandVolume") == 3
+    events = await lab.events("VolumeResizeFailed")
+    assert code in events[0].message
+
+
+async def test_an_infeasible_size_can_be_taken_back(lab):
+    lab.driver.chooser = lambda method, request: (
+        _fault("OUT_OF_RANGE")
+        if method == "ControllerExpandVolume" and request.capacity_range.required_bytes > 3 * GI
+        else None
+    )
+    await grown(lab, "9Gi")
+
+    async def is_infeasible():
+        claim = await lab.claim("data")
+        return claim.status.allocated_resource_statuses.get("storage") == "ControllerResizeInfeasible"
+
+    await lab.until(is_infeasible)
+    await ask(lab, "2Gi")
+    await has_size(lab, 2 * GI)
+
+
+def _fault(code):
+    from moorage.sidecars.testing import Fault
+
+    return Fault(code)
+
+
+async def test_an_offline_only_driver_is_asked_again_when_no_pod_uses_the_volume(lab):
+    body = {
+        "metadata": {"name": "user", "namespace": "default"},
+        "spec": {
+            "containers": [{"name": "c", "image": "host"}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
+        },
+    }
+    await lab.client.create(Pod, body, "default")
+    lab.driver.fail("ControllerExpandVolume", "FAILED_PRECONDITION")
+    await grown(lab, "2Gi")
+
+    async def told():
+        return [e for e in await lab.events("VolumeResizeFailed") if "offline" in e.message]
+
+    await lab.until(told)
+    assert lab.driver.count("ControllerExpandVolume") == 1
+    await lab.client.delete(Pod, "user", "default", grace_s=0)
+    await has_size(lab, 2 * GI)
+
+
+async def test_a_driver_that_expands_on_the_node_only_is_not_called(make_lab):
+    abilities = Abilities(rpcs=("CREATE_DELETE_VOLUME",), node=("EXPAND_VOLUME",))
+    async with make_lab(abilities) as lab:
+        await grown(lab, "2Gi")
+
+        async def is_pending():
+            claim = await lab.claim("data")
+            return claim.status.allocated_resource_statuses.get("storage") == "NodeResizePending"
+
+        await lab.until(is_pending)
+        assert lab.driver.count("ControllerExpandVolume") == 0
+
+
+async def classes(lab, *names):
+    for name in names:
+        body = {"metadata": {"name": name}, "driverName": lab.driver.name, "parameters": {"tier": name}}
+        await lab.client.create(VolumeAttributesClass, body)
+
+
+async def choose(lab, name):
+    patch = {"spec": {"volumeAttributesClassName": name}}
+    await lab.client.patch(PersistentVolumeClaim, "data", patch, "default")
+
+
+async def is_of(lab, name):
+    async def check():
+        claim = await lab.claim("data")
+        done = claim.status.modify_volume_status is None
+        return claim if done and claim.status.current_volume_attributes_class_name == name else None
+
+    return await lab.until(check)
+
+
+@pytest.mark.parametrize("code", ["", "INTERNAL", "UNAVAILABLE", "ABORTED", "INVALID_ARGUMENT"])
+async def test_a_claim_changes_its_attributes_class(lab, code):
+    if code:
+        lab.driver.fail("ControllerModifyVolume", code)
+    lab.start(Role.PROVISIONER, Role.RESIZER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    claim = await lab.bound("data")
+    await classes(lab, "gold")
+    await choose(lab, "gold")
+    claim = await is_of(lab, "gold")
+    assert [c for c in claim.status.conditions if c.type.startswith("Modify")] == []
+    volume = await lab.client.get(PersistentVolume, claim.spec.volume_name)
+    assert volume.spec.volume_attributes_class_name == "gold"
+    assert lab.driver.backend.parameters[volume.spec.csi.volume_handle] == {"tier": "gold"}
+    assert bool(await lab.events("VolumeModifyFailed")) == bool(code)
+
+
+async def test_a_claim_that_waits_for_its_class_goes_on_when_the_class_comes(lab):
+    lab.start(Role.PROVISIONER, Role.RESIZER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    await lab.bound("data")
+    await choose(lab, "late")
+
+    async def is_waiting():
+        claim = await lab.claim("data")
+        status = claim.status.modify_volume_status
+        return status is not None and status.status == "Pending"
+
+    await lab.until(is_waiting)
+    await classes(lab, "late")
+    await is_of(lab, "late")
