@@ -58,7 +58,9 @@ async def test_the_two_data_sources_mirror_each_other(api, claim):
 
 
 async def test_a_claim_binds_once_and_grows_only_when_bound(api, claim):
-    await api.make(CLAIMS, claim("a"))
+    growing = {"metadata": {"name": "fast"}, "provisioner": "x.y", "allowVolumeExpansion": True}
+    await api.make(f"{STORAGE}/storageclasses", growing)
+    await api.make(CLAIMS, claim("a", storageClassName="fast"))
     grown = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
     await api.merge(f"{CLAIMS}/a", grown, expect=422)
     await api.merge(f"{CLAIMS}/a", {"spec": {"volumeName": "pv"}})
@@ -67,6 +69,9 @@ async def test_a_claim_binds_once_and_grows_only_when_bound(api, claim):
     assert (await api.merge(f"{CLAIMS}/a", grown))["spec"]["resources"]["requests"]["storage"] == "2Gi"
     await api.merge(f"{CLAIMS}/a", {"spec": {"resources": {"requests": {"storage": "1Gi"}}}}, expect=422)
     await api.merge(f"{CLAIMS}/a", {"spec": {"accessModes": ["ReadWriteMany"]}}, expect=422)
+    await api.merge(f"{STORAGE}/storageclasses/fast", {"allowVolumeExpansion": False})
+    larger = {"spec": {"resources": {"requests": {"storage": "3Gi"}}}}
+    await api.merge(f"{CLAIMS}/a", larger, expect=403)
 
 
 async def test_status_and_spec_are_kept_apart_but_metadata_goes_through_both(api, claim):
