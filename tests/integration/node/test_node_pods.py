@@ -9,6 +9,7 @@ import pytest
 
 from moorage.kube.objects.core import ConfigMap, Event, Pod, Secret
 from moorage.node.pods.cgroups import Cgroups
+from moorage.node.serve import auth
 
 pytestmark = pytest.mark.root
 
@@ -219,7 +220,7 @@ async def test_draining_stops_pods_and_unmounts_but_keeps_the_objects(lab):
         await lab.stop_agent()
 
 
-async def test_commands_run_inside_over_a_web_socket(lab):
+async def test_commands_run_inside_over_a_web_socket(lab, monkeypatch):
     agent = await lab.start_agent()
     await lab.pod(claim="", container={"env": [{"name": "WHO", "value": "me"}]})
     await lab.phase("p1", "Running")
@@ -228,8 +229,12 @@ async def test_commands_run_inside_over_a_web_socket(lab):
     base = f"https://127.0.0.1:{agent.endpoint.port}"
     headers = {"Authorization": f"Bearer {lab.server.token}"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session:
-        async with session.get(f"{base}/pods") as refused:
-            assert refused.status == 401
+        async with session.get(f"{base}/pods") as from_root:
+            assert from_root.status == 200
+        with monkeypatch.context() as someone_else:
+            someone_else.setattr(auth, "owner_of_peer", lambda _request: 1000)
+            async with session.get(f"{base}/pods") as refused:
+                assert refused.status == 401
         async with session.get(f"{base}/healthz") as healthy:
             assert await healthy.text() == "ok"
         query = [("command", "sh"), ("command", "-c"), ("command", "echo $WHO; cat; echo bad >&2; exit 4"),
