@@ -15,6 +15,15 @@ from moorage.host.errors import (
     FreezeBroken,
     HostError,
     NotEmpty,
+    UnknownFilesystem,
 )
 
-__all__ = ["CannotGrow", "CommandFailed", "FilesystemDamaged", "FreezeBroken", "HostError", "NotEmpty"]
+__all__ = [
+    "CannotGrow",
+    "CommandFailed",
+    "FilesystemDamaged",
+    "FreezeBroken",
+    "HostError",
+    "NotEmpty",
+    "UnknownFilesystem",
+]

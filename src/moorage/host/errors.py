@@ -38,6 +38,13 @@ class NotEmpty(HostError):
     retryable = False
 
 
+class UnknownFilesystem(HostError):
+    """A type of filesystem that Moorage does not make."""
+
+    code = "INVALID_ARGUMENT"
+    retryable = False
+
+
 class FilesystemDamaged(HostError):
     """A filesystem needs a person; Moorage repairs nothing that could lose data."""
 

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.host.commands import run
-from moorage.host.errors import CannotGrow, CommandFailed, FilesystemDamaged, NotEmpty, host_error
+from moorage.host.errors import (
+    CannotGrow,
+    CommandFailed,
+    FilesystemDamaged,
+    NotEmpty,
+    UnknownFilesystem,
+    host_error,
+)
 from moorage.host.probe import Content, probe, probe_known
 
 MIB = 1024 * 1024
@@ -24,7 +31,6 @@ MINIMUM_BYTES: Mapping[str, int] = {"ext4": 2 * MIB, "xfs": 300 * MIB, "btrfs": 
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
 _MKFS_TIMEOUT_S = 600.0
 _CHECK_TIMEOUT_S = 3600.0
-_EXT4_RESIZE_FS = 0x40086610
 _BTRFS_IOC_RESIZE = 0x50009403
 _VOL_ARGS = struct.Struct("=q4088s")
 
@@ -62,7 +68,7 @@ def mkfs(device: str | Path, fstype: str, *, label: str = "") -> None:
     elif fstype == "btrfs":
         options = ["-q", "-f", "-K"]
     else:
-        raise NotEmpty(f"cannot make a filesystem of type {fstype!r}; known are {', '.join(FILESYSTEMS)}")
+        raise UnknownFilesystem(f"cannot make a {fstype[:64]!r}; known are {', '.join(FILESYSTEMS)}")
     named = ["-L", label] if label else []
     run([f"mkfs.{fstype}", *options, *named, device], timeout_s=_MKFS_TIMEOUT_S)
 

@@ -1,6 +1,6 @@
 """The system calls that Python's standard library does not offer.
 
-Owns: the ctypes declarations of mount, umount2, syncfs, renameat2 and statx-free statfs types.
+Owns: the ctypes declarations of mount, umount2, syncfs and quotactl.
 May not touch: policy; every function is one system call and raises OSError as `os` does.
 """
 
@@ -17,17 +17,7 @@ _libc.mount.argtypes = (
 )
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.syncfs.argtypes = (ctypes.c_int,)
-_libc.renameat2.argtypes = (
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_uint,
-)
 _libc.quotactl.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
-
-_AT_FDCWD = -100
-_RENAME_NOREPLACE = 1
 
 
 def _check(result: int, path: str) -> None:
@@ -49,14 +39,6 @@ def umount2(target: str, flags: int) -> None:
 
 def syncfs(fd: int) -> None:
     _check(_libc.syncfs(fd), f"fd {fd}")
-
-
-def rename_noreplace(old: str, new: str) -> None:
-    """rename(2) that fails with EEXIST instead of replacing."""
-    _check(
-        _libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE),
-        new,
-    )
 
 
 def quotactl(command: int, device: str, ident: int, data: ctypes.Structure) -> None:

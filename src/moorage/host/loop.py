@@ -27,7 +27,7 @@ _SYS = "/sys/block"
 _MAJOR = 7
 _SET_FD_DIRECT, _CLR_FD, _GET_STATUS64, _SET_CAPACITY, _CONFIGURE = 0x4C08, 0x4C01, 0x4C05, 0x4C07, 0x4C0A
 _CTL_GET_FREE = 0x4C82
-_BLKRASET, _BLKFLSBUF, _BLKGETSIZE64 = 0x1262, 0x1261, 0x80081272
+_BLKRASET, _BLKGETSIZE64 = 0x1262, 0x80081272
 _READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
 # struct loop_info64: device, inode, rdevice, offset, sizelimit, number, encrypt_type,
 # encrypt_key_size, flags, file_name, crypt_name, encrypt_key, init[2]

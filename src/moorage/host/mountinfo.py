@@ -7,6 +7,7 @@ Start reading at: `mounts`, `mount_at`.
 
 import os
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,14 @@ def binds_of(directory: str | Path) -> list[Mount]:
         and (mount.root == inside or mount.root.startswith(prefix))
         and not real.startswith(mount.target.rstrip("/") + "/")
     ]
+
+
+def _device_at(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (os.major(found.st_rdev), os.minor(found.st_rdev)) if stat.S_ISBLK(found.st_mode) else None
 
 
 def _mount_from(line: bytes) -> Mount | None:

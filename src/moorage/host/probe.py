@@ -13,7 +13,6 @@ from pathlib import Path
 from moorage.host.commands import run
 from moorage.host.errors import host_error
 
-_READ_BYTES = 0x10000 + 4096
 _ERROR_FS = 0x0002  # ext4: the kernel noticed errors
 _XFS_NEEDSREPAIR = 1 << 4
 

@@ -243,7 +243,7 @@ def _boot_id() -> str:
 
 def _thaw(record: _FrozenRecord) -> list[str]:
     table = mountinfo.mounts()
-    places = {mount.target for mount in table if mount.device in set(record.devices)}
+    places = {mount.target for device in record.devices for mount in mountinfo.mounts_of_device(device, table)}
     thawed = []
     for place in sorted(places):
         try:

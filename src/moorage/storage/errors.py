@@ -168,9 +168,3 @@ class ImageMissing(StorageError):
     """A volume's data is not where its record says."""
 
     retryable = False
-
-
-class MetadataUnavailable(StorageError):
-    """Changed blocks cannot be told for these two snapshots."""
-
-    code = "FAILED_PRECONDITION"

@@ -69,6 +69,18 @@ def test_writers_stand_still_inside_and_go_on_after(config, mounted, tmp_path):
             assert freeze.thaw(place) is False
 
 
+@pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
+def test_a_mounted_volume_stands_still_while_it_is_copied(config, mounted, tmp_path, failpoint, filesystem):
+    seen = []
+    with Pool.open(config) as pool:
+        volume = pool.create_volume(CreateVolume("v", 320 * MIB, filesystem=filesystem))
+        with mounted(pool, volume, tmp_path / "m") as place:
+            failpoint(lambda step: seen.append(is_frozen(place)) if step == "cut.frozen" else None)
+            pool.create_snapshot(CreateSnapshot("s", volume.id))
+            assert seen == [True]
+            wait_thawed(place)
+
+
 def test_the_guard_thaws_when_the_bound_is_over(config, mounted, tmp_path):
     with Pool.open(config) as pool:
         volume = pool.create_volume(CreateVolume("v", 64 * MIB))

@@ -9,14 +9,18 @@ import pytest
 from moorage.storage import CreateVolume, Pool, PoolConfig, Source
 
 MIB = 1 << 20
-MEMBERS = 4
+FILESYSTEMS = ("ext4", "xfs", "btrfs", "ext4")
+MEMBERS = len(FILESYSTEMS)
 
 
 @pytest.mark.parametrize("fstype", ["xfs", "btrfs"])
 def test_every_group_holds_a_prefix_of_what_was_written(request, fstype, mounted, tmp_path):
     directory = request.getfixturevalue(f"{fstype}_pool_dir")
     with Pool.open(PoolConfig("default", directory / "pool", background=False)) as pool:
-        volumes = [pool.create_volume(CreateVolume(f"v{n}", 64 * MIB)) for n in range(MEMBERS)]
+        volumes = [
+            pool.create_volume(CreateVolume(f"v{n}", 320 * MIB, filesystem=inner))
+            for n, inner in enumerate(FILESYSTEMS)
+        ]
         with contextlib.ExitStack() as stack:
             places = [
                 stack.enter_context(mounted(pool, volume, tmp_path / f"m{n}")) for n, volume in enumerate(volumes)
@@ -45,7 +49,7 @@ def _groups_under_load(pool, volumes, places):
     writer.start()
     groups = []
     try:
-        for n in range(6):
+        for n in range(4):
             for _ in range(50):  # the writer is truly at it
                 assert counted.acquire(timeout=30)
             groups.append(pool.create_group(f"g{n}", [volume.id for volume in volumes]))
@@ -58,7 +62,7 @@ def _groups_under_load(pool, volumes, places):
 def _check_prefix(pool, group, mounted, tmp_path):
     found = []
     for cut in group.snapshots:
-        request = CreateVolume(f"r-{cut.id}", 64 * MIB, source=Source.snapshot(cut.id))
+        request = CreateVolume(f"r-{cut.id}", 320 * MIB, filesystem=cut.filesystem, source=Source.snapshot(cut.id))
         restored = pool.create_volume(request)
         with mounted(pool, restored, tmp_path / "restored") as place:
             found += [int(line) for line in (place / "log").read_text().split()]

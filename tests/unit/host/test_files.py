@@ -5,7 +5,16 @@ import subprocess
 
 import pytest
 
-from moorage.host import CommandFailed, FilesystemDamaged, HostError, NotEmpty, extents, filesystems, mounts
+from moorage.host import (
+    CommandFailed,
+    FilesystemDamaged,
+    HostError,
+    NotEmpty,
+    UnknownFilesystem,
+    extents,
+    filesystems,
+    mounts,
+)
 from moorage.host.commands import run
 from moorage.host.extents import Range
 from moorage.host.probe import probe, probe_known
@@ -56,7 +65,7 @@ def test_anything_with_a_signature_is_not_formatted(tmp_path):
     subprocess.run(["mkswap", image], check=True, capture_output=True)
     with pytest.raises(NotEmpty, match="swap"):
         filesystems.format_blank(image, "ext4")
-    with pytest.raises(NotEmpty, match="ntfs"):
+    with pytest.raises(UnknownFilesystem, match="ntfs"):
         filesystems.mkfs(image, "ntfs")
 
 
