@@ -94,7 +94,7 @@ class Stage:
             await asyncio.gather(self._running, return_exceptions=True)
         self._running = self.informers = self.context = None
 
-    async def settle(self, timeout_s: float = 30.0) -> None:
+    async def settle(self, timeout_s: float = 30.0, *, resync: bool = True) -> None:
         """Return when the controllers have nothing left to do, and would not find anything by looking again.
 
         Rest is: every informer holds what the server holds, and no queue has a key that is due or soon will be. Both
@@ -105,8 +105,9 @@ class Stage:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._rest()
-                self.activity.resync()
-                await self._rest()
+                if resync:
+                    self.activity.resync()
+                    await self._rest()
         except TimeoutError:
             raise AssertionError(f"no rest within {timeout_s} s: {self._unrest()}") from None
 

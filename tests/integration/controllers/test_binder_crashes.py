@@ -56,8 +56,8 @@ class DoomedStage(Stage):
 
     guillotine: Guillotine
 
-    async def settle(self, timeout_s: float = 30.0) -> None:
-        resting = asyncio.create_task(super().settle(timeout_s))
+    async def settle(self, timeout_s: float = 30.0, *, resync: bool = True) -> None:
+        resting = asyncio.create_task(super().settle(timeout_s, resync=resync))
         dying = asyncio.create_task(self.guillotine.has_fallen.wait())
         try:
             await asyncio.wait({resting, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,7 +71,7 @@ class DoomedStage(Stage):
         await self.stop()
         self.controllers_client = self.client
         await self.start(CONTROLLERS)
-        await super().settle(timeout_s)
+        await super().settle(timeout_s, resync=resync)
 
 
 async def _outcome(stage_dir: Path, scenario: Scenario, at: int, *, is_sent: bool) -> tuple[list[str], bool]:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from moorage.controllers.binder.execute import Executor
+from moorage.controllers.binder.execute import Executor, NotNow
 from moorage.controllers.binder.plan import Bind, ClaimAction, ConfirmClaim, LookAtClaim, plan_claim, plan_volume
 from moorage.controllers.binder.world import Concerned, World
 from moorage.controllers.context import ControllerContext
@@ -100,6 +100,8 @@ class Binder:
         reference = volume.spec.claim_ref
         if reference is None:
             return None
+        if not reference.name or not reference.namespace:  # somebody's typing error must not release a volume
+            raise NotNow(f"volume {volume.name} belongs to uid {reference.uid}, but its claimRef names no claim")
         return await self._client.find(PersistentVolumeClaim, reference.name, reference.namespace)
 
 
