@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from moorage.errors import MoorageError, UsageError
 from moorage.insight.causes import REGISTRY, Cause, Finding
-from moorage.insight.world import World, read_all, read_around
+from moorage.insight.causes.pods_running import fs_group_note
+from moorage.insight.reading import read_all, read_around
+from moorage.insight.world import World
 from moorage.kube.client import Client
 from moorage.kube.objects import (
     KubeObject,
@@ -58,6 +60,13 @@ _FIELDS: dict[type[KubeObject], str] = {
 }
 
 
+_HARMLESS = (
+    "node-cordoned",
+    "node-without-drivers",
+    "node-attach-limit",
+)  # worth a word when asked, no trouble by itself
+
+
 class NoSuchObject(MoorageError):
     """The object asked about is not in the cluster."""
 
@@ -91,7 +100,7 @@ class Story:
 async def explain(client: Client, reference: str, namespace: str) -> Story:
     """The story of one object, given as `pvc/NAME` and the like."""
     kind, name = parse(reference)
-    world = await read_around(client, kind, namespace)
+    world = await read_around(client, kind, name, namespace)
     return story_of(world, found(world, kind, name, namespace))
 
 
@@ -151,7 +160,7 @@ def stuck_stories(world: World) -> list[Story]:
     for kind in (PersistentVolumeClaim, Pod, VolumeSnapshot, PersistentVolume, VolumeAttachment, Node):
         objects: dict[str, KubeObject] = getattr(world, _FIELDS[kind])
         stories += [story_of(world, obj) for obj in objects.values()]
-    stuck = [story for story in stories if story.stuck]
+    stuck = [story for story in stories if story.stuck and story.cause not in _HARMLESS]
     told = {link.object for story in stuck for link in story.chain[1:]}
     return [story for story in stuck if story.object not in told]
 
@@ -203,7 +212,8 @@ def well(world: World, obj: KubeObject) -> str:
         case PersistentVolume():
             return "it is free and waits for a claim; nothing is wrong"
         case Pod():
-            return f"it is {obj.status.phase or 'Pending'} on {obj.spec.node_name or 'no node'}; nothing is wrong"
+            note = "".join(f"; {each}" for each in fs_group_note(world, obj))
+            return f"it is {obj.status.phase or 'Pending'} on {obj.spec.node_name or 'no node'}; nothing is wrong{note}"
         case VolumeAttachment():
             return f"it is attached to {obj.spec.node_name}; nothing is wrong"
     return f"it is {state_of(obj)}; nothing is wrong"

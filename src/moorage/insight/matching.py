@@ -4,6 +4,8 @@ Owns: comparisons that several causes share. Pure.
 Start reading at: `mismatches`.
 """
 
+import re
+
 from moorage.insight.world import World
 from moorage.kube.objects import Lease, PersistentVolume, PersistentVolumeClaim, StorageClass
 from moorage.kube.quantity import bytes_of, bytes_text
@@ -20,6 +22,12 @@ def class_name_of(obj: PersistentVolumeClaim | PersistentVolume) -> str | None:
 
 def default_classes(world: World) -> list[StorageClass]:
     return [c for c in world.classes.values() if any(c.annotations.get(key) == "true" for key in _DEFAULTS)]
+
+
+def newest_default(world: World) -> StorageClass | None:
+    """The default class that counts: the newest of those marked, by name where they are equally new."""
+    marked = sorted(default_classes(world), key=lambda c: c.name)
+    return max(marked, key=lambda c: c.metadata.creation_timestamp or "", default=None)
 
 
 def class_of(world: World, claim: PersistentVolumeClaim) -> StorageClass | None:
@@ -64,11 +72,34 @@ def is_held_for(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
     return reference.uid in ("", claim.uid)
 
 
-def leases_of(world: World, driver: str, *prefixes: str) -> list[Lease]:
-    """The leases under which a sidecar of the driver would lead."""
-    sanitised = "".join(c if c.isalnum() or c == "-" else "-" for c in driver)
-    wanted = {f"{prefix}{sanitised}" for prefix in (prefixes or ("",))}
-    return [lease for lease in world.leases.values() if lease.name in wanted]
+_ROLES = {
+    "provisioner": "",
+    "attacher": "external-attacher-leader-",
+    "resizer": "external-resizer-",
+    "snapshotter": "external-snapshotter-leader-",
+}
+
+
+def lease_name(driver: str, role: str) -> str:
+    """The lease under which a sidecar of the driver leads, as the official ones name it."""
+    name = re.sub(r"[^A-Za-z0-9-]", "-", f"{_ROLES[role]}{driver}")
+    return name + "X" if name.endswith("-") else name
+
+
+def lease_names(driver: str) -> list[str]:
+    return [lease_name(driver, role) for role in _ROLES] if driver else []
+
+
+def leases_of(world: World, driver: str, role: str = "provisioner") -> list[Lease]:
+    """The leases of one sidecar of the driver; none where it runs without election."""
+    wanted = lease_name(driver, role)
+    return [lease for lease in world.leases.values() if lease.name == wanted]
+
+
+def is_leaderless(world: World, driver: str, role: str) -> bool:
+    """Whether the sidecar elects a leader and none has renewed its lease in time."""
+    found = leases_of(world, driver, role)
+    return bool(found) and not any(world.is_fresh(lease) for lease in found)
 
 
 def nodes_that_fit(world: World, volume: PersistentVolume) -> list[str]:

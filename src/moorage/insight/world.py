@@ -1,18 +1,13 @@
 """What a cluster looks like at one moment, as far as an explanation needs it.
 
-Owns: `World` (plain data, with look-ups) and reading it from any Kubernetes API, only what the question calls for.
-May not touch: causes; it does not judge.
-Start reading at: `read_around`, `read_all`.
+Owns: `World`: plain data, with look-ups.
+May not touch: the API (`reading.py` fills it), causes; it does not judge.
+Start reading at: `World`.
 """
 
-import asyncio
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from moorage.kube.client import Client
-from moorage.kube.errors import ApiError
 from moorage.kube.objects import (
     CSIDriver,
     CSINode,
@@ -24,7 +19,6 @@ from moorage.kube.objects import (
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
-    Secret,
     StorageClass,
     VolumeAttachment,
     VolumeAttributesClass,
@@ -33,8 +27,6 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
     seconds_of,
 )
-
-T = TypeVar("T", bound=KubeObject)
 
 
 @dataclass
@@ -70,6 +62,10 @@ class World:
             if event.type == "Warning" and (not reasons or event.reason in reasons):
                 return event
         return None
+
+    def said_since(self, obj: KubeObject, since: float, *reasons: str) -> bool:
+        """Whether an event with one of these reasons was told about the object after a moment."""
+        return any(event.reason in reasons and last_seen(event) > since for event in self.events_of(obj))
 
     def pods_of(self, claim: PersistentVolumeClaim) -> list[Pod]:
         """Pods that use a claim and have not finished."""
@@ -114,108 +110,3 @@ def last_seen(event: Event) -> float:
         or seconds_of(event.metadata.creation_timestamp)
         or 0.0
     )
-
-
-async def read_all(client: Client) -> World:
-    """The whole cluster, for `moorage explain` without a name."""
-    world = World()
-    await asyncio.gather(
-        *(_read(client, world, kind, "") for kind in _CLUSTER_KINDS),
-        *(_read(client, world, kind, "") for kind in (PersistentVolumeClaim, Pod, VolumeSnapshot)),
-        *(_read(client, world, kind, "") for kind in (PersistentVolume, VolumeAttachment, VolumeSnapshotContent)),
-        _read_events(client, world, ""),
-    )
-    await _ask_secrets(client, world)
-    return world
-
-
-async def read_around(client: Client, kind: type[KubeObject], namespace: str) -> World:
-    """What an explanation of one object can need: its namespace, and the kinds that the whole cluster shares."""
-    world = World()
-    namespaced = kind.resource.namespaced
-    everywhere = "" if not namespaced else namespace
-    await asyncio.gather(
-        *(_read(client, world, shared, "") for shared in _CLUSTER_KINDS),
-        *(_read(client, world, local, everywhere) for local in (PersistentVolumeClaim, Pod, VolumeSnapshot)),
-        *(_read(client, world, wide, "") for wide in (PersistentVolume, VolumeAttachment, VolumeSnapshotContent)),
-        _read_events(client, world, everywhere),
-        *([_read_events(client, world, "default")] if namespaced and namespace != "default" else []),
-    )
-    await _ask_secrets(client, world)
-    return world
-
-
-_CLUSTER_KINDS: tuple[type[KubeObject], ...] = (
-    StorageClass,
-    Node,
-    CSIDriver,
-    CSINode,
-    CSIStorageCapacity,
-    VolumeAttributesClass,
-    VolumeSnapshotClass,
-    Lease,
-)
-_FIELDS: dict[type[KubeObject], str] = {
-    StorageClass: "classes",
-    Node: "nodes",
-    CSIDriver: "drivers",
-    CSINode: "node_drivers",
-    CSIStorageCapacity: "capacities",
-    VolumeAttributesClass: "modifiers",
-    VolumeSnapshotClass: "snapshot_classes",
-    Lease: "leases",
-    PersistentVolumeClaim: "claims",
-    Pod: "pods",
-    VolumeSnapshot: "snapshots",
-    PersistentVolume: "volumes",
-    VolumeAttachment: "attachments",
-    VolumeSnapshotContent: "contents",
-}
-
-
-async def _read(client: Client, world: World, kind: type[T], namespace: str) -> None:
-    try:
-        found = await client.list(kind, namespace, page=5000)
-    except ApiError as error:
-        if error.status in (401, 503):
-            raise
-        world.unreadable[kind.resource.kind] = str(error)  # a cluster without the snapshot kinds, or a right we lack
-        return
-    setattr(world, _FIELDS[kind], {obj.key: obj for obj in found.items})
-
-
-async def _read_events(client: Client, world: World, namespace: str) -> None:
-    try:
-        found = await client.list(Event, namespace, page=5000)
-    except ApiError as error:
-        if error.status in (401, 503):
-            raise
-        world.unreadable["Event"] = str(error)
-        return
-    for event in found.items:
-        world.events.setdefault(event.involved_object.uid, []).append(event)
-    for some in world.events.values():
-        some.sort(key=last_seen, reverse=True)
-
-
-async def _ask_secrets(client: Client, world: World) -> None:
-    wanted = set(_secrets_named(world))
-
-    async def ask(namespace: str, name: str) -> None:
-        try:
-            world.asked_secrets[f"{namespace}/{name}"] = await client.find(Secret, name, namespace) is not None
-        except ApiError as error:
-            world.unreadable["Secret"] = str(error)
-
-    await asyncio.gather(*(ask(namespace, name) for namespace, name in sorted(wanted)))
-
-
-def _secrets_named(world: World) -> Iterable[tuple[str, str]]:
-    """Secrets that classes name outright; templates depend on the claim and are left to the provisioner's own words."""
-    for storage_class in world.classes.values():
-        parameters = storage_class.parameters
-        for key, name in parameters.items():
-            if key.startswith("csi.storage.k8s.io/") and key.endswith("-secret-name") and "$" not in name:
-                namespace = parameters.get(key.removesuffix("-name") + "-namespace", "")
-                if namespace and "$" not in namespace:
-                    yield namespace, name

@@ -1,21 +1,27 @@
 """The causes that explain recognises, by the kind of object they are about.
 
-Importing this package fills `model.REGISTRY`. Order matters: within a kind, the first cause that holds is the answer.
+Importing this package fills `model.REGISTRY`. Order matters: within a kind, the first cause that holds is the answer, so
+modules are loaded in this order and not in that of their names.
 """
 
-from moorage.insight.causes import attachments, claims, claims_bound, nodes, pods, pods_running, snapshots, volumes
+import importlib
+
 from moorage.insight.causes.model import REGISTRY, Cause, Finding
 
-__all__ = [
-    "REGISTRY",
-    "Cause",
-    "Finding",
-    "attachments",
+_MODULES = (
     "claims",
+    "claims_source",
+    "claims_provisioning",
     "claims_bound",
-    "nodes",
     "pods",
     "pods_running",
-    "snapshots",
     "volumes",
-]
+    "attachments",
+    "snapshots",
+    "nodes",
+)
+
+for _module in _MODULES:
+    importlib.import_module(f"{__name__}.{_module}")
+
+__all__ = ["REGISTRY", "Cause", "Finding"]

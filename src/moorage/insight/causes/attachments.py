@@ -1,7 +1,7 @@
 """Why an attachment is not made, or not undone."""
 
 from moorage.insight.causes.model import Finding, cause, said
-from moorage.insight.matching import leases_of
+from moorage.insight.matching import is_leaderless
 from moorage.insight.world import World
 from moorage.kube.objects import VolumeAttachment
 
@@ -121,14 +121,14 @@ def attacher_not_running(world: World, attachment: VolumeAttachment) -> Finding 
 
 
 @cause(
-    "attachment-in-use-elsewhere",
+    "attachment-node-not-ready",
     VolumeAttachment,
-    "The node still uses the volume",
+    "The node of the attachment is not ready and may still use the volume",
     "Delete the pods on that node; if the node is dead, taint it node.kubernetes.io/out-of-service.",
 )
 def in_use(world: World, attachment: VolumeAttachment) -> Finding | None:
-    """No pod wants the volume on this node any more, and the node still reports it in use (status.volumesInUse), so it
-    is not detached: it may be mounted there."""
+    """The node does not report, and the last it said is that it uses the volume (status.volumesInUse). It may still write
+    to it, so the volume is taken away only after six minutes, or at once when a person says that the node is off."""
     node = world.nodes.get(attachment.spec.node_name)
     volume = world.volumes.get(attachment.spec.source.persistent_volume_name or "")
     if node is None or volume is None or volume.spec.csi is None or node.is_ready:
@@ -145,6 +145,5 @@ def in_use(world: World, attachment: VolumeAttachment) -> Finding | None:
 
 def _attacher(world: World, attachment: VolumeAttachment) -> str:
     driver = attachment.spec.attacher
-    leases = leases_of(world, driver, "external-attacher-leader-")
-    stale = leases and not any(world.is_fresh(lease) for lease in leases)
+    stale = is_leaderless(world, driver, "attacher")
     return f"the attacher of {driver}" + (", whose lease has run out" if stale else "")

@@ -1,7 +1,7 @@
 """Why a claim that was bound is not well: lost, held while being deleted, growing, or being modified."""
 
-from moorage.insight.causes.model import Finding, cause, names, said
-from moorage.insight.matching import holder_of, leases_of
+from moorage.insight.causes.model import Finding, cause, code_in, names, said
+from moorage.insight.matching import holder_of, is_leaderless
 from moorage.insight.world import World, claim_names
 from moorage.kube.objects import PersistentVolumeClaim
 from moorage.kube.quantity import bytes_of, bytes_text
@@ -16,15 +16,20 @@ _PROTECTION = "kubernetes.io/pvc-protection"
     "Delete the pods that use it; the claim then goes by itself.",
 )
 def deleting_in_use(world: World, claim: PersistentVolumeClaim) -> Finding | None:
-    """The finalizer kubernetes.io/pvc-protection stays for as long as a pod that names the claim exists, finished pods
-    included."""
+    """The finalizer kubernetes.io/pvc-protection stays for as long as a pod that names the claim and has a node
+    exists, finished pods included."""
     if not claim.is_deleting or _PROTECTION not in claim.finalizers:
         return None
-    users = [pod for pod in world.pods.values() if pod.namespace == claim.namespace and claim.name in claim_names(pod)]
+    users = [
+        pod
+        for pod in world.pods.values()
+        if pod.spec.node_name and pod.namespace == claim.namespace and claim.name in claim_names(pod)
+    ]
     if not users:
         return None
     return Finding(
-        f"it is being deleted, and pod {names(users)} still uses it",
+        f"it is being deleted, and pod {names(users)} still uses it"
+        + (" (it has ended)" if users[0].is_terminated else ""),
         f"kubectl -n {claim.namespace} delete pod {users[0].name}",
         (f"finalizer {_PROTECTION}",),
         users[0],
@@ -130,7 +135,8 @@ def resize_infeasible(world: World, claim: PersistentVolumeClaim) -> Finding | N
         return None
     return Finding(
         f"growing to {_wanted(claim)} was refused for good ({state})",
-        f"kubectl -n {claim.namespace} patch pvc {claim.name} with a smaller size",
+        f"kubectl -n {claim.namespace} patch pvc {claim.name} -p "
+        '\'{"spec":{"resources":{"requests":{"storage":"SMALLER"}}}}\'',
         said(world.warning(claim, "VolumeResizeFailed", "FileSystemResizeFailed")),
     )
 
@@ -175,6 +181,26 @@ def resize_on_node(world: World, claim: PersistentVolumeClaim) -> Finding | None
 
 
 @cause(
+    "claim-resize-offline",
+    PersistentVolumeClaim,
+    "The driver grows volumes only while no pod uses them",
+    "Stop the pods that use the claim; it grows, and they can be started again.",
+)
+def resize_offline(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The driver answered FAILED_PRECONDITION to ControllerExpandVolume because the volume is in use."""
+    event, users = world.warning(claim, "VolumeResizeFailed"), world.pods_of(claim)
+    if not _is_growing(claim) or event is None or not users:
+        return None
+    if "offline expansion" not in event.message and code_in(event.message) != "FAILED_PRECONDITION":
+        return None
+    return Finding(
+        f"its driver grows volumes only while no pod uses them, and pod {names(users)} does",
+        f"kubectl -n {claim.namespace} delete pod {users[0].name}",
+        said(event),
+    )
+
+
+@cause(
     "claim-resize-fails",
     PersistentVolumeClaim,
     "Growing fails",
@@ -200,12 +226,14 @@ def resize_fails(world: World, claim: PersistentVolumeClaim) -> Finding | None:
 )
 def resizer_not_running(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim asks for more than it has, and the driver's resizer has not begun."""
-    if not _is_growing(claim) or any(event.reason == "Resizing" for event in world.events_of(claim)):
+    has_begun = claim.status.allocated_resource_statuses or any(
+        event.reason == "Resizing" for event in world.events_of(claim)
+    )
+    if not _is_growing(claim) or has_begun:
         return None
     volume = world.volumes.get(claim.spec.volume_name)
     driver = volume.spec.csi.driver if volume is not None and volume.spec.csi is not None else "its driver"
-    leases = leases_of(world, driver, "external-resizer-")
-    stale = " (its lease has run out)" if leases and not any(world.is_fresh(lease) for lease in leases) else ""
+    stale = " (its lease has run out)" if is_leaderless(world, driver, "resizer") else ""
     return Finding(
         f"it wants to grow to {_wanted(claim)}, and the resizer of {driver} has not begun{stale}",
         "kubectl get pods -A | grep -i resizer",
@@ -250,9 +278,11 @@ def modify_pending(world: World, claim: PersistentVolumeClaim) -> Finding | None
     if claim.status.phase != "Bound" or not target or target == current:
         return None
     event = world.warning(claim, "VolumeModifyFailed")
+    begun = claim.status.modify_volume_status is not None or event is not None
     words = f": {event.message}" if event else ""
     return Finding(
-        f"its volume is still to be given the attributes of {target}{words}",
+        f"its volume is still to be given the attributes of {target}"
+        + (words if begun else "; the driver's resizer has not begun"),
         f"kubectl -n {claim.namespace} describe pvc {claim.name}",
         said(event),
     )

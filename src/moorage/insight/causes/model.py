@@ -15,9 +15,17 @@ from moorage.kube.objects import Event, KubeObject
 T = TypeVar("T", bound=KubeObject)
 Test = Callable[[World, T], "Finding | None"]
 
-_CODE = re.compile(
-    r"\b(?:code = )?(ResourceExhausted|RESOURCE_EXHAUSTED|OutOfRange|OUT_OF_RANGE|InvalidArgument|INVALID_ARGUMENT)\b"
-)
+_CODES = {
+    "ResourceExhausted": "RESOURCE_EXHAUSTED",
+    "OutOfRange": "OUT_OF_RANGE",
+    "InvalidArgument": "INVALID_ARGUMENT",
+    "FailedPrecondition": "FAILED_PRECONDITION",
+    "DeadlineExceeded": "DEADLINE_EXCEEDED",
+    "Unavailable": "UNAVAILABLE",
+}
+_CODE = re.compile(rf"\b({'|'.join((*_CODES, *_CODES.values()))})\b")
+_FRAME = re.compile(r'^failed to provision volume with StorageClass "[^"]*": ')
+_NOTE = re.compile(r"; (?:retried|the volume may still appear|the request cannot be met|the scheduler is asked).*$")
 
 
 @dataclass(frozen=True)
@@ -71,13 +79,12 @@ def said(event: Event | None) -> tuple[str, ...]:
 def code_in(text: str) -> str:
     """The gRPC code that a driver's words carry, in Go's or in the protocol's spelling."""
     match = _CODE.search(text)
-    if match is None:
-        return ""
-    return {
-        "ResourceExhausted": "RESOURCE_EXHAUSTED",
-        "OutOfRange": "OUT_OF_RANGE",
-        "InvalidArgument": "INVALID_ARGUMENT",
-    }.get(match[1], match[1])
+    return _CODES.get(match[1], match[1]) if match is not None else ""
+
+
+def driver_words(message: str) -> str:
+    """An event's message without what the provisioner puts around the words of the driver."""
+    return _NOTE.sub("", _FRAME.sub("", message))
 
 
 def names(objects: list[T], limit: int = 3) -> str:

@@ -1,11 +1,12 @@
 """Why a pod does not start: its claims, its node, attaching, mounting."""
 
+from moorage.insight.causes.claims import SELECTED, is_late
 from moorage.insight.causes.model import Finding, cause, names, said
-from moorage.insight.matching import nodes_that_fit
+from moorage.insight.matching import class_of, nodes_that_fit
 from moorage.insight.world import World, claim_names
 from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
 
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_AFFINITY = ("match PersistentVolume's node affinity", "volume node affinity conflict")
 
 
 def is_starting(pod: Pod) -> bool:
@@ -45,11 +46,33 @@ def claim_missing(world: World, pod: Pod) -> Finding | None:
 
 
 @cause(
+    "pod-quota",
+    Pod,
+    "A quota refuses the pod's claim",
+    "Free some of the namespace's quota, raise it, or ask for less.",
+)
+def quota(world: World, pod: Pod) -> Finding | None:
+    """The claim for a generic ephemeral volume would exceed a ResourceQuota of the namespace."""
+    event = next((e for e in world.events_of(pod) if "exceeded quota" in e.message), None)
+    missing = [
+        f"{pod.name}-{volume.name}"
+        for volume in pod.spec.volumes
+        if volume.ephemeral is not None and f"{pod.namespace}/{pod.name}-{volume.name}" not in world.claims
+    ]
+    if not is_starting(pod) or event is None or not missing:
+        return None
+    return Finding(
+        f"claim {missing[0]} for its ephemeral volume exceeds the quota of namespace {pod.namespace}",
+        f"kubectl -n {pod.namespace} describe resourcequota",
+        said(event),
+    )
+
+
+@cause(
     "pod-ephemeral-claim-missing",
     Pod,
     "The pod's generic ephemeral claim has not been made",
-    "Start the ephemeral volume controller (kube-controller-manager, or `moorage controllers ephemeral`); a quota may "
-    "also refuse the claim, which the pod's events say.",
+    "Start the ephemeral volume controller (kube-controller-manager, or `moorage controllers ephemeral`).",
 )
 def ephemeral_claim_missing(world: World, pod: Pod) -> Finding | None:
     """The pod has a generic ephemeral volume, and the claim POD-VOLUME that a controller makes for it is not there."""
@@ -150,10 +173,14 @@ def rwop_conflict(world: World, pod: Pod) -> Finding | None:
 def node_name_late_binding(world: World, pod: Pod) -> Finding | None:
     """A claim of a WaitForFirstConsumer class is provisioned after the scheduler has chosen a node; a pod with
     nodeName never passes the scheduler."""
-    pending = [c for c in claims_of(world, pod) if c.status.phase in ("", "Pending") and not c.spec.volume_name]
-    if not is_starting(pod) or not pod.spec.node_name or not pending:
+    waiting = [c for c in claims_of(world, pod) if c.status.phase in ("", "Pending") and not c.spec.volume_name]
+    late = [c for c in waiting if is_late(class_of(world, c)) and SELECTED not in c.annotations]
+    if not is_starting(pod) or not pod.spec.node_name or not late:
         return None
-    return Finding(f"it has a node, and its claim {pending[0].name} is not bound", waits_for=pending[0])
+    return Finding(
+        f"it sets nodeName: {pod.spec.node_name}, and its claim {late[0].name} waits for the scheduler",
+        waits_for=late[0],
+    )
 
 
 @cause(
@@ -186,8 +213,11 @@ def volume_elsewhere(world: World, pod: Pod) -> Finding | None:
             continue
         fit = nodes_that_fit(world, volume)
         usable = [name for name in fit if _is_usable(world.nodes[name])]
-        if not usable:
-            where = f"{', '.join(fit)}, which cannot take pods now" if fit else "no node that exists"
+        conflict = any(sign in _unscheduled_message(pod) for sign in _AFFINITY)
+        if not usable or conflict:
+            where = f"{', '.join(fit)} only, where the pod may not run" if fit else "no node that exists"
+            if fit and not usable:
+                where = f"{', '.join(fit)} only, which cannot take pods now"
             return Finding(
                 f"its volume {volume.name} can be reached from {where}",
                 f"kubectl get pv {volume.name} -o jsonpath='{{.spec.nodeAffinity}}'",
@@ -222,9 +252,7 @@ def claim_pending(world: World, pod: Pod) -> Finding | None:
     if not is_starting(pod):
         return None
     for claim in claims_of(world, pod):
-        storage_class = world.classes.get(claim.spec.storage_class_name or "")
-        late = storage_class is not None and storage_class.volume_binding_mode == "WaitForFirstConsumer"
-        chosen = "volume.kubernetes.io/selected-node" in claim.annotations
+        late, chosen = is_late(class_of(world, claim)), SELECTED in claim.annotations
         if claim.status.phase in ("", "Pending") and (not late or chosen):
             return Finding(f"it waits for claim {claim.name} to be bound", waits_for=claim)
     return None

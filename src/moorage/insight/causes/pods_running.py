@@ -1,13 +1,19 @@
 """Why a pod on its node does not run, or does not end: mounting, containers, termination."""
 
+import re
+
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.causes.pods import is_starting, volumes_of
 from moorage.insight.world import World
-from moorage.kube.objects import Event, Pod
+from moorage.kube.objects import ContainerStatus, Event, Pod
 
 
 def _mount_words(world: World, pod: Pod) -> Event | None:
-    return world.warning(pod, "FailedMount", "FailedMapVolume") if is_starting(pod) and pod.spec.node_name else None
+    """The newest words about mounting; that it took too long is told only when nothing says why."""
+    if not is_starting(pod) or not pod.spec.node_name:
+        return None
+    told = [e for e in world.events_of(pod) if e.type == "Warning" and e.reason in ("FailedMount", "FailedMapVolume")]
+    return next((e for e in told if not e.message.startswith("Unable to attach or mount")), told[0] if told else None)
 
 
 def _step(pod: Pod) -> str:
@@ -23,7 +29,7 @@ def _step(pod: Pod) -> str:
 def secret_missing(world: World, pod: Pod) -> Finding | None:
     """Mounting stops because a secret (of the pod, or for the driver) cannot be read."""
     event = _mount_words(world, pod)
-    if event is None or "secret" not in event.message.lower() or "not found" not in event.message.lower():
+    if event is None or "secret" not in event.message.lower() or not _is_absent(event.message):
         return None
     return Finding(f"a secret that it needs does not exist: {event.message}", "kubectl get secrets -A", said(event))
 
@@ -37,7 +43,7 @@ def secret_missing(world: World, pod: Pod) -> Finding | None:
 def configmap_missing(world: World, pod: Pod) -> Finding | None:
     """Mounting stops because a config map cannot be read."""
     event = _mount_words(world, pod)
-    if event is None or "configmap" not in event.message.lower() or "not found" not in event.message.lower():
+    if event is None or "configmap" not in event.message.lower() or not _is_absent(event.message):
         return None
     return Finding(
         f"a config map that it needs does not exist: {event.message}",
@@ -55,7 +61,7 @@ def configmap_missing(world: World, pod: Pod) -> Finding | None:
 def filesystem_damaged(world: World, pod: Pod) -> Finding | None:
     """The check before the mount, or the mount itself, found errors that need a person."""
     event = _mount_words(world, pod)
-    signs = ("fsck", "superblock", "corrupt", "structure needs cleaning", "damaged", "bad magic")
+    signs = ("fsck", "corrupt", "structure needs cleaning", "damaged", "needs repair", "bad magic")
     if event is None or not any(sign in event.message.lower() for sign in signs):
         return None
     return Finding(f"its volume's filesystem needs repair: {event.message}", _step(pod), said(event))
@@ -70,7 +76,8 @@ def filesystem_damaged(world: World, pod: Pod) -> Finding | None:
 def format_failed(world: World, pod: Pod) -> Finding | None:
     """mkfs failed at the first use of the volume, or refused because the device is not empty."""
     event = _mount_words(world, pod)
-    if event is None or not any(sign in event.message.lower() for sign in ("mkfs", "format")):
+    signs = ("mkfs", "failed to format", "cannot be formatted", "never formatted", "no known filesystem")
+    if event is None or not any(sign in event.message.lower() for sign in signs):
         return None
     return Finding(f"its volume could not be formatted: {event.message}", _step(pod), said(event))
 
@@ -107,13 +114,28 @@ def mount_option_refused(world: World, pod: Pod) -> Finding | None:
     """mount(2) answered that an option is invalid; the options come from the class or the volume."""
     event = _mount_words(world, pod)
     options = [volume for volume in volumes_of(world, pod) if volume.spec.mount_options]
-    if event is None or not options or "invalid argument" not in event.message.lower():
+    signs = ("invalid argument", "bad option", "unknown mount option", "unrecognized mount option")
+    if event is None or not options or not any(sign in event.message.lower() for sign in signs):
         return None
     return Finding(
         f"mounting {options[0].name} with {','.join(options[0].spec.mount_options)} is refused: {event.message}",
         f"kubectl get pv {options[0].name} -o jsonpath='{{.spec.mountOptions}}'",
         said(event),
     )
+
+
+@cause(
+    "pod-filesystem-differs",
+    Pod,
+    "The volume holds another filesystem than is asked for",
+    "Set fsType of the class or volume to what the volume holds; it is never formatted over.",
+)
+def filesystem_differs(world: World, pod: Pod) -> Finding | None:
+    """The volume was formatted with one filesystem and is asked for with another; its data is left as it is."""
+    event = _mount_words(world, pod)
+    if event is None or not re.search(r"holds \w+ and not|wrong fs type", event.message):
+        return None
+    return Finding(f"its volume holds another filesystem than is asked for: {event.message}", _step(pod), said(event))
 
 
 @cause("pod-mount-fails", Pod, "Mounting fails", "Read the driver's words; it is tried again with growing waits.")
@@ -143,6 +165,41 @@ def image(world: World, pod: Pod) -> Finding | None:
 
 
 @cause(
+    "pod-container-config",
+    Pod,
+    "A container cannot be made as it is described",
+    "Correct the container: a secret or config map for its environment, its security context, its command.",
+)
+def container_config(world: World, pod: Pod) -> Finding | None:
+    """The volumes are mounted, and the container's description cannot be carried out."""
+    for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        waiting = status.state.get("waiting") or {}
+        if waiting.get("reason") in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
+            return Finding(
+                f"container {status.name} cannot be made: {waiting.get('message') or waiting['reason']}", _step(pod)
+            )
+    return None
+
+
+@cause(
+    "pod-fs-group-ignored",
+    Pod,
+    "The pod's fsGroup has no effect on its volume",
+    "Set fsGroupPolicy: File on the CSIDriver (delete and create it), or set owners inside the volume by hand.",
+)
+def fs_group_ignored(world: World, pod: Pod) -> Finding | None:
+    """The pod asks for a group on its volumes, and the driver's fsGroupPolicy says that ownership is left alone;
+    a container that fails may lack the right to write."""
+    note = fs_group_note(world, pod)
+    if not note or pod.is_deleting or not any(_has_failed(status) for status in pod.status.container_statuses):
+        return None
+    return Finding(
+        f"a container fails, and {note[0]}",
+        "kubectl get csidrivers -o custom-columns=NAME:.metadata.name,POLICY:.spec.fsGroupPolicy",
+    )
+
+
+@cause(
     "pod-crashing",
     Pod,
     "A container ends again and again",
@@ -157,23 +214,9 @@ def crashing(world: World, pod: Pod) -> Finding | None:
             return Finding(
                 f"container {status.name} ends with code {ended} each time it is started",
                 f"kubectl -n {pod.namespace} logs {pod.name} -c {status.name} --previous",
-                _fs_group_note(world, pod),
+                fs_group_note(world, pod),
             )
     return None
-
-
-@cause(
-    "pod-fs-group-ignored",
-    Pod,
-    "The pod's fsGroup has no effect on its volume",
-    "Set fsGroupPolicy: File on the CSIDriver (delete and create it), or set owners inside the volume by hand.",
-)
-def fs_group_ignored(world: World, pod: Pod) -> Finding | None:
-    """The pod asks for a group on its volumes, and the driver's fsGroupPolicy says that ownership is left alone."""
-    note = _fs_group_note(world, pod)
-    if not note or pod.is_deleting:
-        return None
-    return Finding(note[0], "kubectl get csidrivers -o custom-columns=NAME:.metadata.name,POLICY:.spec.fsGroupPolicy")
 
 
 @cause(
@@ -206,7 +249,17 @@ def starting(world: World, pod: Pod) -> Finding | None:
     return Finding(f"node {pod.spec.node_name} is mounting its volumes or starting its containers", _step(pod))
 
 
-def _fs_group_note(world: World, pod: Pod) -> tuple[str, ...]:
+def _is_absent(message: str) -> bool:
+    return "not found" in message.lower() or "does not exist" in message.lower()
+
+
+def _has_failed(status: ContainerStatus) -> bool:
+    """Ended with an error, now or the last time."""
+    ended = (status.state.get("terminated") or {}, status.last_state.get("terminated") or {})
+    return any(one.get("exitCode") for one in ended)
+
+
+def fs_group_note(world: World, pod: Pod) -> tuple[str, ...]:
     context = pod.spec.security_context
     if context is None or context.fs_group is None:
         return ()

@@ -1,7 +1,7 @@
 """Why a snapshot is not ready, or will not go away."""
 
 from moorage.insight.causes.model import Finding, cause, said
-from moorage.insight.matching import leases_of
+from moorage.insight.matching import is_leaderless
 from moorage.insight.world import World
 from moorage.kube.objects import VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent
 
@@ -58,11 +58,12 @@ def deleting(world: World, snapshot: VolumeSnapshot) -> Finding | None:
         return None
     content = content_of(world, snapshot)
     error = content.status.error if content is not None and content.status is not None else None
-    words = f": {error.message}" if error is not None else ""
+    event = world.warning(content, "SnapshotDeleteError") if content is not None else None
+    words = f": {event.message}" if event is not None else f": {error.message}" if error is not None else ""
     return Finding(
         f"it is being deleted{words}",
         f"kubectl -n {snapshot.namespace} describe volumesnapshot {snapshot.name}",
-        tuple(f"finalizer {name}" for name in snapshot.finalizers),
+        (*said(event), *(f"finalizer {name}" for name in snapshot.finalizers)),
     )
 
 
@@ -176,6 +177,24 @@ def content_missing(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     )
 
 
+@cause(
+    "snapshot-content-lost",
+    VolumeSnapshot,
+    "The content of the snapshot is gone",
+    "If the driver still has the snapshot, create a VolumeSnapshotContent with its handle and a snapshot that names it.",
+)
+def content_lost(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+    """The snapshot was bound to a content that does not exist any more."""
+    name = snapshot.status.bound_volume_snapshot_content_name if snapshot.status is not None else None
+    if snapshot.is_deleting or not name or name in world.contents or "VolumeSnapshotContent" in world.unreadable:
+        return None
+    return Finding(
+        f"its content {name} does not exist any more",
+        "kubectl get volumesnapshotcontents",
+        said(world.warning(snapshot)),
+    )
+
+
 @cause("snapshot-fails", VolumeSnapshot, "Taking the snapshot fails", "Read the driver's words; it is tried again.")
 def fails(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     """CreateSnapshot fails; the error in the content's and the snapshot's status holds the driver's words."""
@@ -218,8 +237,7 @@ def snapshotter_not_running(world: World, snapshot: VolumeSnapshot) -> Finding |
     has_handle = content is not None and content.status is not None and content.status.snapshot_handle
     if not is_waiting(snapshot) or content is None or has_handle:
         return None
-    leases = leases_of(world, content.spec.driver, "external-snapshotter-leader-")
-    stale = " (its lease has run out)" if leases and not any(world.is_fresh(one) for one in leases) else ""
+    stale = " (its lease has run out)" if is_leaderless(world, content.spec.driver, "snapshotter") else ""
     return Finding(
         f"it waits for the snapshotter of {content.spec.driver}{stale}", "kubectl get pods -A | grep -i snapshotter"
     )

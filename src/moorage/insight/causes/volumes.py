@@ -1,7 +1,7 @@
 """Why a volume is Released, Failed, or will not go away."""
 
 from moorage.insight.causes.model import Finding, cause, said
-from moorage.insight.matching import holder_of, leases_of, nodes_that_fit
+from moorage.insight.matching import holder_of, is_leaderless, nodes_that_fit
 from moorage.insight.world import World
 from moorage.kube.objects import PersistentVolume
 
@@ -51,7 +51,10 @@ def deleting_attached(world: World, volume: PersistentVolume) -> Finding | None:
 def delete_fails(world: World, volume: PersistentVolume) -> Finding | None:
     """DeleteVolume fails; the volume is kept until it succeeds."""
     event = world.warning(volume, "VolumeFailedDelete")
-    if event is None or volume.status.phase == "Bound":
+    is_wanted = volume.status.phase in ("Released", "Failed") and (
+        volume.spec.persistent_volume_reclaim_policy == "Delete" or volume.is_deleting
+    )
+    if event is None or not is_wanted:
         return None
     return Finding(f"deleting it fails: {event.message}", f"kubectl describe pv {volume.name}", said(event))
 
@@ -109,7 +112,7 @@ def released_undeleted(world: World, volume: PersistentVolume) -> Finding | None
         return Finding(
             f"it is to be deleted once it is detached from {attached[0].spec.node_name}", waits_for=attached[0]
         )
-    stale = leases_of(world, driver) and not any(world.is_fresh(lease) for lease in leases_of(world, driver))
+    stale = is_leaderless(world, driver, "provisioner")
     return Finding(
         f"it is to be deleted by the provisioner of {driver}, which has not done so"
         + (" (its lease has run out)" if stale else ""),

@@ -1,0 +1,338 @@
+"""Why a claim that is to be provisioned is Pending: its consumer, its driver, its provisioner."""
+
+import json
+
+from moorage.insight.causes.claims import (
+    NO_PROVISIONER,
+    SELECTED,
+    asked_of,
+    is_late,
+    is_waiting,
+    needs_provisioning,
+)
+from moorage.insight.causes.model import Finding, cause, code_in, driver_words, names, said
+from moorage.insight.matching import class_name_of, default_classes, is_leaderless, leases_of, newest_default
+from moorage.insight.world import World
+from moorage.kube.objects import Event, PersistentVolumeClaim, Pod, seconds_of
+from moorage.kube.quantity import bytes_of, bytes_text
+
+
+@cause(
+    "claim-first-consumer-node-name",
+    PersistentVolumeClaim,
+    "A pod that sets nodeName skips the scheduler, which must choose",
+    "Use a nodeSelector on kubernetes.io/hostname in place of nodeName.",
+)
+def first_consumer_node_name(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The class binds at the first consumer, and the pod that uses the claim names its node itself. Only the
+    scheduler writes the chosen node on the claim, so provisioning never begins."""
+    storage_class = needs_provisioning(world, claim)
+    if not is_late(storage_class) or SELECTED in claim.annotations:
+        return None
+    pinned = [p for p in world.pods_of(claim) if p.spec.node_name and not _was_scheduled(p)]
+    if not pinned:
+        return None
+    pod = pinned[0]
+    return Finding(
+        f"its class waits for the scheduler to choose a node, and pod {pod.name} sets nodeName: {pod.spec.node_name}",
+        f"recreate pod {pod.name} with nodeSelector kubernetes.io/hostname: {pod.spec.node_name}",
+    )
+
+
+@cause(
+    "claim-first-consumer-no-pod",
+    PersistentVolumeClaim,
+    "The claim waits for a pod to use it",
+    "Create a pod that uses the claim. This is how WaitForFirstConsumer classes work; nothing is wrong.",
+)
+def first_consumer_no_pod(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The class has volumeBindingMode WaitForFirstConsumer: a volume is made when a pod needs it, where that pod can
+    run."""
+    storage_class = needs_provisioning(world, claim)
+    if not is_late(storage_class) or SELECTED in claim.annotations or world.pods_of(claim):
+        return None
+    return Finding(
+        "its class waits for the first pod that uses it, and no pod does", f"create a pod that uses claim {claim.name}"
+    )
+
+
+@cause(
+    "claim-first-consumer-unscheduled",
+    PersistentVolumeClaim,
+    "The pod that uses the claim has no node yet",
+    "The explanation follows the pod.",
+)
+def first_consumer_unscheduled(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The class waits for the scheduler, and the scheduler has not found a node for the pod."""
+    storage_class = needs_provisioning(world, claim)
+    if not is_late(storage_class) or SELECTED in claim.annotations:
+        return None
+    waiting: list[Pod] = [pod for pod in world.pods_of(claim) if not pod.spec.node_name]
+    if not waiting:
+        return None
+    return Finding(f"it waits for pod {waiting[0].name} to be given a node", waits_for=waiting[0])
+
+
+@cause(
+    "claim-default-ambiguous",
+    PersistentVolumeClaim,
+    "Several storage classes are marked as the default, and the newest does not work",
+    'Leave the annotation storageclass.kubernetes.io/is-default-class: "true" on one class only, and create the claim anew.',
+)
+def default_ambiguous(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """A claim that names no class gets the newest of the classes that are marked as default, which may not be the one
+    that was meant; it is told when that class cannot make a volume."""
+    defaults, chosen = default_classes(world), needs_provisioning(world, claim)
+    if chosen is None or len(defaults) < 2 or chosen is not newest_default(world) or _names_a_class(claim):
+        return None
+    problem = driver_not_installed(world, claim) or refused(world, claim) or provisioning_fails(world, claim)
+    if problem is None:
+        return None
+    others = [each for each in defaults if each is not chosen]
+    return Finding(
+        f"{names(defaults)} are all marked as the default; it got {chosen.name}, the newest, and {problem.sentence}",
+        f"kubectl annotate storageclass {chosen.name} storageclass.kubernetes.io/is-default-class-",
+        (*problem.evidence, f"other defaults: {names(others)}"),
+    )
+
+
+@cause(
+    "claim-driver-not-installed",
+    PersistentVolumeClaim,
+    "The class's driver is not installed",
+    "Install the driver, or correct the provisioner of the class.",
+)
+def driver_not_installed(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The class names a provisioner that has neither a CSIDriver object nor an entry on any node, and none of its
+    sidecars has ever held a lease."""
+    storage_class = needs_provisioning(world, claim)
+    if storage_class is None or storage_class.provisioner == NO_PROVISIONER:
+        return None
+    driver = storage_class.provisioner
+    failed = world.warning(claim, "ProvisioningFailed")
+    is_in_tree = failed is not None and "no volume plugin matched" in failed.message
+    if world.is_installed(driver) or leases_of(world, driver) or (failed is not None and not is_in_tree):
+        return None
+    known = ", ".join(sorted(world.drivers)) or "none"
+    return Finding(
+        f"driver {driver} of class {storage_class.name} is not installed (installed: {known})",
+        "kubectl get csidrivers,csinodes",
+    )
+
+
+@cause(
+    "claim-provisioner-not-leading",
+    PersistentVolumeClaim,
+    "The provisioner's leader has stopped renewing its lease",
+    "Look at the provisioner's pod; another instance takes over when the lease has run out.",
+)
+def provisioner_not_leading(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The lease of the driver's provisioner exists and has expired: the process that led is gone or hangs."""
+    driver = asked_of(claim)
+    leases = leases_of(world, driver) if driver else []
+    if not is_waiting(claim) or not leases or not is_leaderless(world, driver, "provisioner"):
+        return None
+    lease = leases[0]
+    if world.said_since(claim, seconds_of(lease.spec.renew_time) or 0.0, "ProvisioningFailed", "Provisioning"):
+        return None  # somebody provisions without election
+    return Finding(
+        f"the provisioner of {driver} has stopped: its lease, held by {lease.spec.holder_identity or 'nobody'}, has run out",
+        f"kubectl -n {lease.namespace} get lease {lease.name} -o yaml",
+    )
+
+
+@cause(
+    "claim-secret-missing",
+    PersistentVolumeClaim,
+    "A secret that the class names does not exist",
+    "Create the secret, or correct the class's parameters (a class is immutable: delete and create it).",
+)
+def secret_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The class's parameters name a secret for the driver that is not there."""
+    storage_class = needs_provisioning(world, claim)
+    if storage_class is None:
+        return None
+    parameters = storage_class.parameters
+    for role in ("provisioner", "controller-publish", "node-stage", "node-publish", "controller-expand", "node-expand"):
+        name = parameters.get(f"csi.storage.k8s.io/{role}-secret-name", "")
+        namespace = parameters.get(f"csi.storage.k8s.io/{role}-secret-namespace", "")
+        if name and world.asked_secrets.get(f"{namespace}/{name}") is False:
+            return Finding(
+                f"secret {namespace}/{name}, which class {storage_class.name} names, does not exist",
+                f"kubectl -n {namespace} get secret {name}",
+                said(world.warning(claim, "ProvisioningFailed")),
+            )
+    return None
+
+
+@cause(
+    "claim-no-capacity",
+    PersistentVolumeClaim,
+    "There is no room for a volume of that size",
+    "Free space, add a pool, or ask for less. `moorage volume list` shows what holds the space.",
+)
+def no_capacity(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The driver answered RESOURCE_EXHAUSTED: no pool that the volume could live in has that much room."""
+    event = world.warning(claim, "ProvisioningFailed")
+    if not is_waiting(claim) or event is None or code_in(event.message) != "RESOURCE_EXHAUSTED":
+        return None
+    want = bytes_text(bytes_of(claim.spec.resources.requests.get("storage")))
+    return Finding(f"the driver has no room for {want}", "kubectl get csistoragecapacities -A", said(event))
+
+
+@cause(
+    "claim-size-impossible",
+    PersistentVolumeClaim,
+    "The driver can never make a volume of that size",
+    "Ask for a size within the driver's limits; its words name them.",
+)
+def size_impossible(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The driver answered OUT_OF_RANGE: the size is below its smallest or above its largest, or below the source's."""
+    event = world.warning(claim, "ProvisioningFailed")
+    if not is_waiting(claim) or event is None or code_in(event.message) != "OUT_OF_RANGE":
+        return None
+    return Finding(
+        f"the driver cannot make a volume of that size: {driver_words(event.message)}",
+        "recreate the claim with another size",
+        said(event),
+    )
+
+
+@cause(
+    "claim-refused",
+    PersistentVolumeClaim,
+    "The driver refused what the class or claim asks for",
+    "Correct the class's parameters or the claim; a class is immutable, so delete it and create it anew.",
+)
+def refused(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The driver answered INVALID_ARGUMENT: an unknown parameter, an access mode or a volume mode that it does not
+    have. It is tried again only every five minutes."""
+    event = world.warning(claim, "ProvisioningFailed")
+    if not is_waiting(claim) or event is None or code_in(event.message) != "INVALID_ARGUMENT":
+        return None
+    return Finding(
+        f"the driver refuses to make the volume: {driver_words(event.message)}",
+        f"kubectl get storageclass {class_name_of(claim)} -o yaml",
+        said(event),
+    )
+
+
+@cause(
+    "claim-driver-lacks-capability",
+    PersistentVolumeClaim,
+    "The driver cannot do what the claim asks for",
+    "Use a driver that can, or create the claim without a data source or VolumeAttributesClass.",
+)
+def driver_lacks_capability(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The driver does not announce the capability for clones, snapshots or attributes that the claim needs."""
+    event = world.warning(claim, "ProvisioningFailed")
+    signs = ("lacks the capability", "does not support")
+    if not is_waiting(claim) or event is None or not any(sign in event.message for sign in signs):
+        return None
+    return Finding(
+        f"driver {asked_of(claim)} cannot do what it asks for: {driver_words(event.message)}",
+        f"kubectl -n {claim.namespace} get pvc {claim.name} -o yaml",
+        said(event),
+    )
+
+
+@cause(
+    "claim-driver-silent",
+    PersistentVolumeClaim,
+    "The driver does not answer",
+    "Look at the driver's process and its log; the call is repeated until it has an answer, so nothing is made twice.",
+)
+def driver_silent(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """CreateVolume ended by its deadline, or nobody listens on the driver's socket."""
+    event = world.warning(claim, "ProvisioningFailed")
+    if not is_waiting(claim) or event is None or code_in(event.message) not in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
+        return None
+    return Finding(
+        f"driver {asked_of(claim)} does not answer: {driver_words(event.message)}",
+        "kubectl get pods -A | grep -i csi",
+        said(event),
+    )
+
+
+@cause(
+    "claim-provisioning-fails",
+    PersistentVolumeClaim,
+    "Provisioning fails",
+    "Read the driver's words; it is tried again with growing waits.",
+)
+def provisioning_fails(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """CreateVolume, or what comes before it, fails; the event holds the words of the driver or the provisioner."""
+    event = world.warning(claim, "ProvisioningFailed", "ProvisioningCleanupFailed")
+    if not is_waiting(claim) or event is None:
+        return None
+    return Finding(
+        f"making its volume fails: {driver_words(event.message)}",
+        f"kubectl -n {claim.namespace} describe pvc {claim.name}",
+        said(event),
+    )
+
+
+@cause(
+    "claim-provisioner-not-running",
+    PersistentVolumeClaim,
+    "Nobody provisions for the driver",
+    "Start the driver's provisioner (`moorage sidecars provisioner --csi-address …`).",
+)
+def provisioner_not_running(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The claim has been handed to the driver's provisioner, and the provisioner has not said a word about it."""
+    driver = asked_of(claim)
+    if not is_waiting(claim) or not driver:
+        return None
+    if any(event.reason.startswith("Provisioning") for event in world.events_of(claim)):
+        return None
+    return Finding(
+        f"it was handed to the provisioner of {driver}, which has not answered; is it running?",
+        "kubectl get pods -A | grep -i provisioner",
+        said(_newest(world, claim)),
+    )
+
+
+@cause(
+    "claim-provisioning",
+    PersistentVolumeClaim,
+    "The volume is being made",
+    "Wait; the driver is at work.",
+)
+def provisioning(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The provisioner has begun and has not finished: the driver's CreateVolume is running, or a copy is under way."""
+    if not is_waiting(claim) or not any(event.reason == "Provisioning" for event in world.events_of(claim)):
+        return None
+    return Finding(f"the provisioner of {asked_of(claim)} is making its volume", "", said(_newest(world, claim)))
+
+
+@cause(
+    "claim-binder-not-running",
+    PersistentVolumeClaim,
+    "Nobody binds claims to volumes",
+    "Start the binder (kube-controller-manager, or `moorage controllers binder`).",
+)
+def binder_not_running(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+    """The claim is Pending, has a class or a volume that fits, and no controller has said or written anything."""
+    if not is_waiting(claim) or world.events_of(claim) or asked_of(claim):
+        return None
+    return Finding(
+        "nothing has happened to it at all: the volume binder does not seem to run", "kubectl -n kube-system get pods"
+    )
+
+
+def _was_scheduled(pod: Pod) -> bool:
+    return any(condition.type == "PodScheduled" and condition.reason != "" for condition in pod.status.conditions)
+
+
+def _names_a_class(claim: PersistentVolumeClaim) -> bool:
+    """Whether what a person applied names the class; where that was not kept, nobody knows."""
+    applied = claim.annotations.get("kubectl.kubernetes.io/last-applied-configuration", "")
+    try:
+        spec = json.loads(applied).get("spec") if applied else None
+    except ValueError:
+        return False
+    return isinstance(spec, dict) and "storageClassName" in spec
+
+
+def _newest(world: World, claim: PersistentVolumeClaim) -> Event | None:
+    return next(iter(world.events_of(claim)), None)
