@@ -124,6 +124,11 @@ def _furnish(spec: dict[str, Any]) -> None:
         for name, target in (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"),
                              ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")):  # fmt: skip
             os.symlink(target, f"dev/{name}")
+    for name in ("tmp", "var/tmp", "run"):  # what others leave there is no part of an image
+        if os.path.isdir(name) and not os.path.islink(name):
+            _mount(
+                f"moorage-{name}", name, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777" if "tmp" in name else "mode=0755"
+            )
     for path in spec.get("hide", []):
         inside = path.lstrip("/")
         if os.path.isdir(inside) and not os.path.islink(inside):
