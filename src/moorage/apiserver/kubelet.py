@@ -6,7 +6,6 @@ Start reading at: `KubeletProxy.stream`.
 """
 
 import asyncio
-import ipaddress
 import ssl
 from collections.abc import Awaitable
 from pathlib import Path
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from moorage.apiserver.auth import User
 from moorage.apiserver.errors import StatusError, bad_request, internal, not_found
+from moorage.apiserver.identity import Identity
 from moorage.apiserver.kinds import Object
 from moorage.apiserver.routes import Route
 from moorage.apiserver.store import Store, decode
@@ -78,15 +78,7 @@ class KubeletProxy:
                 async with session.get(url, params=query, ssl=self._tls) as answer:
                     if answer.status != 200:
                         text = (await answer.text())[:500]
-                        raise StatusError(
-                            answer.status,
-                            "BadRequest"
-                            if answer.status == 400
-                            else "NotFound"
-                            if answer.status == 404
-                            else "InternalError",
-                            text,
-                        )
+                        raise StatusError(answer.status, _REASONS.get(answer.status, "InternalError"), text)
                     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
                     await response.prepare(request)
                     async for chunk in answer.content.iter_any():
@@ -135,17 +127,24 @@ async def _copy(source: Any, target: Any) -> None:
 
 
 def _endpoint(node: Object) -> str:
-    """Where the node's agent listens; plain HTTP only where the node says so by an annotation, on loopback."""
+    """Where the node's agent listens."""
     status, meta = node.get("status") or {}, node["metadata"]
     port = ((status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}).get("Port")
     addresses = {a.get("type"): a.get("address") for a in status.get("addresses") or []}
     host = addresses.get("InternalIP") or addresses.get("ExternalIP") or addresses.get("Hostname")
     if not port or not host:
         raise internal(f"node {meta['name']} does not say where its agent listens")
-    plain = (meta.get("annotations") or {}).get("moorage.dev/kubelet-scheme") == "http"
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
     name = f"[{host}]" if ":" in host else host
-    return f"{'http' if plain and is_local else 'https'}://{name}:{int(port)}"
+    return f"https://{name}:{int(port)}"
+
+
+def _client_tls(identity: Identity) -> ssl.SSLContext:
+    """The agent's certificate is its own, so it is not checked, as in Kubernetes; ours says who we are."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(*identity.admin)
+    return context
+
+
+_REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound"}

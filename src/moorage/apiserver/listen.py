@@ -68,6 +68,7 @@ class Listener:
         self._server = _Server(
             handler,
             self,
+            handler_cancellation=True,  # a watch ends when its client has gone, not at its next event
             access_log=None,
             keepalive_timeout=limits.idle_s,
             max_line_size=limits.line_bytes,

@@ -1,0 +1,75 @@
+"""Logs and commands go on to the node that runs the pod."""
+
+import ssl
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+async def node(api):
+    """An agent with one pod: it knows its log, and its shell answers what it is told."""
+
+    async def logs(request):
+        certificate = request.transport.get_extra_info("peercert")
+        who = dict(part[0] for part in certificate["subject"])
+        return web.Response(text=f"{request.match_info['container']} {request.query_string} {who['organizationName']}")
+
+    async def run(request):
+        socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io",))
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_bytes(b"\x01" + message.data[1:].upper())
+            await socket.send_bytes(b"\x03{}")
+            break
+        await socket.close()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/containerLogs/default/p/{container}", logs)
+    app.router.add_get("/exec/default/p/{container}", run)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    identity = api.server.identity
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*identity.server)
+    context.load_verify_locations(identity.ca)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    await site.start()
+    port = runner.addresses[0][1]
+    await api.make("/api/v1/nodes", {"metadata": {"name": "n1"}})
+    status = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+              "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}  # fmt: skip
+    await api.merge("/api/v1/nodes/n1/status", {"status": status})
+    await api.make(PODS, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "host"}]}})
+    yield
+    await runner.cleanup()
+
+
+async def bind(api):
+    body = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}}
+    await api("POST", f"{PODS}/p/binding", body, expect=201)
+
+
+async def test_logs_come_from_the_node_and_it_knows_who_asks(api, node):
+    assert "not scheduled" in (await api("GET", f"{PODS}/p/log", expect=400))["message"]
+    await bind(api)
+    async with api.session.get(f"{PODS}/p/log?tailLines=5&container=a") as response:
+        assert await response.text() == "a tailLines=5 system:masters"
+    await api("GET", f"{PODS}/p/log?container=b", expect=400)
+    await api("GET", f"{PODS}/none/log", expect=404)
+
+
+async def test_a_command_is_a_websocket_through_to_the_node(api, node):
+    await bind(api)
+    url = f"{PODS}/p/exec?command=sh&stdin=true&stdout=true"
+    async with api.session.ws_connect(url, protocols=("v5.channel.k8s.io", "v4.channel.k8s.io")) as socket:
+        assert socket.protocol == "v5.channel.k8s.io"
+        await socket.send_bytes(b"\x00echo")
+        assert (await socket.receive_bytes(timeout=10)) == b"\x01ECHO"
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        await api.session.ws_connect(url, protocols=("v1.other",))
