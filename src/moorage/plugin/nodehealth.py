@@ -4,13 +4,19 @@ Owns: statistics and node health. What the pool can see is asked of the pool.
 Start reading at: `volume_health`, `usage`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mounts
+from moorage.host.commands import run
+from moorage.host.errors import CommandFailed
+from moorage.log import get_logger
 from moorage.plugin.observe import NodeVolume, is_dead, observe
 from moorage.plugin.parts import Parts
 from moorage.storage import HealthEntry, HealthStatus, Pools, health
+
+log = get_logger(__name__)
 
 _Usage = pb.VolumeUsage
 _StorageHealth = pb.NodeGetStorageHealthResponse.StorageBackendHealth
@@ -22,6 +28,8 @@ def usage(volume: NodeVolume, path: str) -> list[pb.VolumeUsage]:
         size = max((loop.size_of(device.path) for device in observe(volume).loops), default=0)
         return [_Usage(unit=_Usage.BYTES, total=size or volume.volume.size_bytes)]
     space = mounts.space_of(path)
+    if volume.is_directory and volume.volume.size_enforced and volume.pool.filesystem == "btrfs":
+        space = _within_quota(volume, space)
     return [
         _Usage(
             unit=_Usage.BYTES,
@@ -36,6 +44,27 @@ def usage(volume: NodeVolume, path: str) -> list[pb.VolumeUsage]:
             available=space.free_inodes,
         ),
     ]
+
+
+def _within_quota(volume: NodeVolume, space: mounts.Space) -> mounts.Space:
+    """The volume's own numbers: a btrfs quota does not show in statfs, as a project quota does."""
+    used = _quota_used(volume)
+    if used is None:
+        return space
+    size = volume.volume.size_bytes
+    free = max(0, size - used)
+    available = min(free, space.available_bytes)
+    return dataclasses.replace(space, total_bytes=size, free_bytes=free, available_bytes=available)
+
+
+def _quota_used(volume: NodeVolume) -> int | None:
+    try:
+        done = run(["btrfs", "qgroup", "show", "--raw", "-f", volume.data])
+    except CommandFailed as failed:
+        log.warning("a quota did not tell its use", volume=volume.volume_id, error=str(failed))
+        return None
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("0/")]
+    return int(rows[-1][1]) if rows and rows[-1][1].isdigit() else None
 
 
 def volume_health(parts: Parts, volume: NodeVolume, paths: Sequence[str]) -> list[HealthEntry]:

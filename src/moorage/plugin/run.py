@@ -14,7 +14,7 @@ from moorage.csi import csi_pb2_grpc
 from moorage.csi.metrics import CallMetrics
 from moorage.csi.server import CsiServer
 from moorage.log import get_logger
-from moorage.plugin import ephemeral
+from moorage.plugin import ephemeral, recovery
 from moorage.plugin.controller import ControllerService
 from moorage.plugin.groups_service import GroupService
 from moorage.plugin.http import HttpEndpoint
@@ -130,6 +130,7 @@ def _prepare(parts: Parts) -> None:
         for pool in parts.pools:
             pool.register_node(parts.settings.node_id, parts.settings.max_volumes_per_node)
     ephemeral.sweep(parts)
+    recovery.release_loops(parts)
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:

@@ -85,6 +85,13 @@ def remove_tree(directory: Path) -> None:
 
 
 @pytest.fixture
+def small_filesystem(tmp_path):
+    """An ext4 of 128 MiB of its own, to be filled or made read-only."""
+    with filesystem_in_file("ext4", tmp_path, 128 * MIB) as directory:
+        yield directory
+
+
+@pytest.fixture
 def flags():
     return []
 

@@ -13,9 +13,10 @@ import moorage
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.host import loop, mountinfo
-from moorage.plugin.caller import MIB, Caller, from_snapshot, from_volume, mounted
+from moorage.plugin.caller import MIB, Caller, block, from_snapshot, from_volume, mounted
 from moorage.plugin.process import PluginProcess
 from moorage.plugin.settings import Settings
+from moorage.plugin.wire import TOKEN_KEY
 
 pytestmark = pytest.mark.root
 
@@ -47,7 +48,7 @@ def all_steps() -> set[str]:
 class Mortal:
     """A plugin that dies where it is told to, and is started again by whoever meets its absence."""
 
-    def __init__(self, pool: Path, base: Path, steps: set[str]) -> None:
+    def __init__(self, pool: Path, base: Path, steps: set[str], scope: str = "node") -> None:
         self.steps = set(steps)
         self.died_at: list[str] = []
         self.note = base / "note"
@@ -55,7 +56,7 @@ class Mortal:
         directory.mkdir()
         program = (sys.executable, "-c", CRASHING)
         self.process = PluginProcess({"default": pool}, directory=directory, program=program)
-        settings = Settings(self.process.endpoint, "node-1", {"default": pool}, trash_retention_s=0)
+        settings = Settings(self.process.endpoint, "node-1", {"default": pool}, scope=scope)
         self.environment = {"CRASH_NOTE": str(self.note), "CRASH_SETTINGS": settings.as_json()}
 
     async def start(self) -> None:
@@ -158,6 +159,44 @@ async def test_every_step_can_be_the_last(mortal, pool, tmp_path, write_synced):
     assert loop.attached(pool) == []
     mortal.collect()
     assert mortal.steps == set(), "these steps were never reached"
+
+
+async def test_every_step_of_attaching_can_be_the_last(pool, tmp_path):
+    mortal = Mortal(pool, tmp_path, {"attach.linked", "attach.written"}, scope="shared")
+    await mortal.start()
+    try:
+        caller = Caller(mortal.process.client, tmp_path)
+        volume = (await mortal.insist(lambda: caller.create("v"))).volume_id
+        attach = pb.ControllerPublishVolumeRequest(volume_id=volume, node_id="node-1", volume_capability=mounted())
+        detach = pb.ControllerUnpublishVolumeRequest(volume_id=volume, node_id="node-1")
+        tokens = []
+        for _ in range(3):
+            answer = await mortal.insist(lambda: caller.client.ControllerPublishVolume(attach))
+            again = await mortal.insist(lambda: caller.client.ControllerPublishVolume(attach))
+            assert answer == again
+            tokens.append(int(answer.publish_context[TOKEN_KEY]))
+            given = dict(answer.publish_context)
+            await mortal.insist(lambda given=given: caller.stage(volume, context=given))
+            await mortal.insist(lambda: caller.unstage(volume))
+            await mortal.insist(lambda: caller.client.ControllerUnpublishVolume(detach))
+        assert tokens == sorted(set(tokens)), "a token was given out twice"
+        await mortal.insist(lambda: caller.delete(volume))
+        assert mortal.steps == set(), "these steps were never reached"
+    finally:
+        await mortal.process.close()
+
+
+async def test_a_device_whose_stage_never_comes_again_is_released_at_start(plugin, node, pool):
+    volume, raw = (await node.create("v")).volume_id, (await node.create("raw", block(), 8 * MIB)).volume_id
+    used = (await node.create("used")).volume_id
+    await node.up(used)
+    await node.stage(raw, block())
+    orphan = loop.attach(pool / "volumes" / volume / "data")
+    await plugin.kill()
+    await plugin.start()
+    left = {each.backing_file.split("/")[-2] for each in loop.attached(pool)}
+    assert left == {used, raw}
+    assert orphan.number not in {each.number for each in loop.attached(pool)}
 
 
 async def test_random_kills_under_load_lose_nothing(pool, tmp_path, write_synced):

@@ -492,6 +492,18 @@ async def test_a_directory_without_a_quota_says_so(node):
     assert await health_of(node, volume) == ["SizeNotEnforced"]
 
 
+@pytest.mark.parametrize("pool_filesystem", ["btrfs"])
+async def test_a_directory_with_a_quota_has_its_own_size(node, write_synced):
+    capability = mounted()
+    volume = (await node.create("d", capability, 64 * MIB, parameters={"kind": "directory"})).volume_id
+    target = await node.up(volume)
+    assert await health_of(node, volume) == []
+    stats = pb.NodeGetVolumeStatsRequest(volume_id=volume, volume_path=str(target))
+    assert (await node.client.NodeGetVolumeStats(stats)).usage[0].total == 64 * MIB
+    with (target / "big").open("wb") as file, pytest.raises(OSError, match="quota"):
+        os.posix_fallocate(file.fileno(), 0, 128 * MIB)
+
+
 async def test_no_health_for_unknown_volumes(node, refused):
     with refused("NOT_FOUND", "unknown"):
         await health_of(node, "unknown")
