@@ -12,6 +12,7 @@ import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +50,7 @@ class CsiServer:
         log_calls: bool = True,
     ) -> None:
         self.path = socket_path_from(endpoint)
+        self._inode = 0
         self._surround = _Surround(driver_name, metrics, log_calls)
         self.grpc: Any = grpc.aio.server(
             interceptors=[self._surround],
@@ -80,6 +82,7 @@ class CsiServer:
         finally:
             os.umask(before)
         self.path.chmod(0o600)
+        self._inode = _inode_of(self.path)
         await self.grpc.start()
 
     async def stop(self, grace_s: float = 30.0) -> None:
@@ -92,7 +95,9 @@ class CsiServer:
             await asyncio.wait(set(operations), timeout=left)
         if operations:
             log.warning("operations were still running at the end", count=len(operations))
-        self.path.unlink(missing_ok=True)
+        # Another process may have put its own socket here while the last operations finished.
+        if self._inode and self._inode == _inode_of(self.path):
+            self.path.unlink(missing_ok=True)
 
     async def wait_closed(self) -> None:
         await self.grpc.wait_for_termination()
@@ -219,6 +224,13 @@ class _Outcome:
         if self.message:
             fields["error"] = self.message
         write("call", **fields, request=redact.one_line(self.request))
+
+
+def _inode_of(path: Path) -> int:
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 async def _invoke(method: Callable[..., Any], request: Message, context: Any, name: str) -> Any:

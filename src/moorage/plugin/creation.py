@@ -83,7 +83,7 @@ def create(parts: Parts, wish: Wish) -> Volume:
     check_limits(parts, wish.create.mutable)
     pool = _pool_for(parts, wish)
     source = _source_object(pool, wish.create.source)
-    filesystem = _filesystem_for(wish, source)
+    filesystem = _filesystem_for(wish, source, pool.find_volume(wish.volume_id))
     parameters = {"pool": pool.name, "snapshotInUse": wish.create.in_use.value}
     was_chosen = bool(wish.fs_type) or source is not None
     smallest = 0 if was_chosen or filesystem != "xfs" else 1 << 20  # the default was chosen to fit
@@ -137,8 +137,11 @@ def _source_object(pool: Pool, source: Source | None) -> Volume | Snapshot | Non
     return pool.snapshot(source.id) if source.kind == "snapshot" else pool.volume(source.id)
 
 
-def _filesystem_for(wish: Wish, source: Volume | Snapshot | None) -> str:
-    """A copy has its source's filesystem; as a block device it shows whatever the source holds."""
+def _filesystem_for(wish: Wish, source: Volume | Snapshot | None, existing: Volume | None) -> str:
+    """A copy has its source's filesystem; as a block device it shows whatever the source holds.
+
+    Where nobody names one, a volume that exists keeps its own: the default may be another by now.
+    """
     if source is not None and source.kind is not wish.create.kind:
         raise InvalidRequest(f"parameters: kind is {wish.create.kind}, but the source's is {source.kind}")
     if wish.create.kind is Kind.DIRECTORY or wish.is_block:
@@ -149,4 +152,6 @@ def _filesystem_for(wish: Wish, source: Volume | Snapshot | None) -> str:
                 f"volume_capabilities: the filesystem type is {wish.fs_type}, but the source's is {source.filesystem}"
             )
         return source.filesystem
+    if existing is not None and existing.filesystem and not wish.fs_type:
+        return existing.filesystem
     return wish.fs_type or default_filesystem(wish.create.required_bytes or wish.create.limit_bytes)

@@ -43,15 +43,13 @@ log = get_logger(__name__)
 
 _FIELD = "staging_target_path"
 _SMALLEST_XFS_BYTES = 16 << 20
+_READ_BYTES = 1024 * 1024
 
 
 def default_filesystem(size_bytes: int) -> str:
     """ext4; or XFS where this process may not grow a mounted ext4, as volumes are to grow while in use."""
     is_tiny = 0 < size_bytes < _SMALLEST_XFS_BYTES
     return "ext4" if is_tiny or privileges.may_grow_mounted_ext4() else "xfs"
-
-
-_READ_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

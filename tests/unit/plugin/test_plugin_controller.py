@@ -22,6 +22,13 @@ async def test_a_name_makes_one_volume_however_often_it_is_asked_for(caller, cli
     assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == [first.volume_id]
 
 
+async def test_a_volume_keeps_its_filesystem_when_the_default_changes(caller, monkeypatch):
+    first = await caller.create("v", size=400 * MIB)
+    for default in ("ext4", "xfs", "btrfs"):
+        monkeypatch.setattr("moorage.plugin.creation.default_filesystem", lambda size, name=default: name)
+        assert await caller.create("v", size=400 * MIB) == first
+
+
 async def test_sixty_four_callers_of_one_name_get_one_volume(caller, client):
     async def create():
         while True:
