@@ -32,7 +32,7 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._listener.connections += 1
+        self._listener.open[self] = transport
         if self._listener.connections > self._listener.limits.connections:
             self.force_close()
             return
@@ -40,7 +40,7 @@ class _Connection(RequestHandler):
         self._deadline = loop.call_later(self._listener.limits.headers_s, self._close_if_silent)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._listener.connections -= 1
+        self._listener.open.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
@@ -64,7 +64,7 @@ class Listener:
 
     def __init__(self, handler: Handler, limits: Limits) -> None:
         self.limits = limits
-        self.connections = 0
+        self.open: dict[RequestHandler, asyncio.BaseTransport] = {}
         self._server = _Server(
             handler,
             self,
@@ -106,8 +106,21 @@ class Listener:
         if self._runner.server is None:
             await self._runner.setup()
 
+    @property
+    def connections(self) -> int:
+        return len(self.open)
+
     async def close(self) -> None:
+        """Stop listening, and return when every connection is closed; one whose peer does not answer is cut."""
         await self._runner.cleanup()
+        for attempt in range(200):
+            if not self.open:
+                return
+            if attempt == 20:
+                for transport in list(self.open.values()):
+                    if isinstance(transport, asyncio.WriteTransport):
+                        transport.abort()
+            await asyncio.sleep(0.01)
 
 
 def _tls(identity: Identity) -> ssl.SSLContext:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 MAPS = "/api/v1/namespaces/default/configmaps"
+SECRETS = "/api/v1/namespaces/default/secrets"  # the server itself makes none
 
 
 class Process:
@@ -100,14 +101,14 @@ async def test_no_acknowledged_write_is_lost(server, after_writes):
 
 async def test_a_restart_serves_the_same_revisions_and_watches_resume(server):
     async with server.client() as client:
-        async with client.post(MAPS, json={"metadata": {"name": "a"}}) as response:
+        async with client.post(SECRETS, json={"metadata": {"name": "a"}}) as response:
             made = await response.json()
-        async with client.get(MAPS) as response:
+        async with client.get(SECRETS) as response:
             version = (await response.json())["metadata"]["resourceVersion"]
     await server.kill(signal.SIGTERM)
     await server.start()
     async with server.client() as client:
-        async with client.get(f"{MAPS}/a") as response:
+        async with client.get(f"{SECRETS}/a") as response:
             assert (await response.json()) == made
-        async with client.get(f"{MAPS}?watch=1&resourceVersion={version}&timeoutSeconds=1") as response:
+        async with client.get(f"{SECRETS}?watch=1&resourceVersion={version}&timeoutSeconds=1") as response:
             assert b'"ERROR"' not in await response.read(), "nothing changed since, so nothing was lost"
