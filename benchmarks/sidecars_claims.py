@@ -80,11 +80,13 @@ async def until(what, timeout_s: float = 60.0):
             await asyncio.sleep(0.02)
 
 
-async def counting_proxy(socket: str, counts: Counter[str], folder: Path) -> tuple[web.AppRunner, Path]:
+async def counting_proxy(
+    socket: str, counts: Counter[str], folder: Path, config: ApiConfig
+) -> tuple[web.AppRunner, Path]:
     """A proxy that counts requests by verb and kind, and a kubeconfig that leads through it."""
     session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket, limit=0), auto_decompress=False)
-    token = re.search(r"token: (\S+)", (folder / "api/kubeconfig").read_text())
-    assert token is not None
+    assert config.token is not None
+    token = await config.token()
 
     async def forward(request: web.Request) -> web.StreamResponse:
         kind = [part for part in request.path.split("/") if part]
@@ -94,6 +96,7 @@ async def counting_proxy(socket: str, counts: Counter[str], folder: Path) -> tup
         )
         counts[f"{watch} {plural}"] += 1
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
+        headers["Authorization"] = f"Bearer {token}"  # client-go sends none over plain HTTP
         url = f"http://localhost{request.path_qs}"
         body = await request.read()
         async with session.request(
@@ -122,7 +125,7 @@ async def counting_proxy(socket: str, counts: Counter[str], folder: Path) -> tup
     path = folder / "proxied.kubeconfig"
     path.write_text(
         f"apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{{name: x, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
-        f"users: [{{name: x, user: {{token: {token[1]}}}}}]\ncontexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
+        f"users: [{{name: x, user: {{token: '{token}'}}}}]\ncontexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
     )
     return runner, path
 
@@ -177,7 +180,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Run:
         config = ApiConfig("http://localhost", None, base.token, unix_socket=str(socket))
         kubeconfig, runner = folder / "api/kubeconfig", None
         if options.count:
-            runner, kubeconfig = await counting_proxy(str(socket), run.requests, folder)
+            runner, kubeconfig = await counting_proxy(str(socket), run.requests, folder, config)
         binder = [*MOORAGE, "controllers", "binder", "protection", "--kubeconfig", str(folder / "api/kubeconfig")]
         sidecars = sidecar_command(options.provisioner, folder, kubeconfig, options.roles)
         with (
