@@ -12,7 +12,7 @@ from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.attachdetach.names import MANAGED
 from moorage.controllers.context import ControllerOptions
 from moorage.kube.client import Client
-from moorage.kube.objects import Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
+from moorage.kube.objects import CSIDriver, Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
 
 DRIVER = "csi.example.com"
 SOME = [s for s in scenarios("attachdetach") if "error" not in s["name"]][::6]
@@ -139,8 +139,9 @@ async def test_a_start_in_the_middle_of_a_move_keeps_to_one_node(stage: Stage) -
     assert await attached(client) == {("data", "b")}
 
 
-async def test_an_attachment_that_somebody_deletes_is_made_again(stage: Stage) -> None:
+async def test_an_attachment_that_somebody_deletes_is_made_again_after_a_while(stage: Stage) -> None:
     client = stage.client
+    stage = Patient(stage.server, client, ControllerOptions(attach_verify_s=0.3))
     await stage.start(("attachdetach",))
     await add_node(client, "a")
     await add_bound(client, "data")
@@ -155,3 +156,39 @@ async def test_an_attachment_that_somebody_deletes_is_made_again(stage: Stage) -
     assert second.name == first.name
     assert second.uid != first.uid
     assert (await client.get(Node, "a")).status.volumes_attached == []
+    await stage.stop()
+
+
+async def test_pods_that_were_on_a_node_before_it_was_managed_are_seen_to_later(stage: Stage) -> None:
+    client = stage.client
+    stage = Patient(stage.server, client, ControllerOptions(attach_verify_s=0.3))
+    await stage.start(("attachdetach",))
+    await client.create(Node, {"metadata": {"name": "a"}})
+    await add_bound(client, "data")
+    await add_pod(client, "one", "a", "data")
+    await stage.settle()
+    assert await attached(client) == set()
+    await client.patch(Node, "a", {"metadata": {"annotations": {MANAGED: "true"}}})
+    await stage.settle()
+    assert await attached(client) == {("data", "a")}
+    await stage.stop()
+
+
+async def test_a_driver_that_needs_no_attaching_any_more_is_let_go_later(stage: Stage) -> None:
+    client = stage.client
+    stage = Patient(stage.server, client, ControllerOptions(attach_verify_s=0.3))
+    await stage.start(("attachdetach",))
+    await add_node(client, "a")
+    await add_bound(client, "data")
+    await add_pod(client, "one", "a", "data")
+    await stage.settle()
+    name = (await client.list(VolumeAttachment)).items[0].name
+    await client.patch(VolumeAttachment, name, {"status": {"attached": True}}, subresource="status")
+    await stage.settle()
+    await client.create(CSIDriver, {"metadata": {"name": DRIVER}, "spec": {"attachRequired": False}})
+    await stage.settle()
+    assert await attached(client) == set()
+    await client.delete(CSIDriver, DRIVER)
+    await stage.settle()
+    assert await attached(client) == {("data", "a")}
+    await stage.stop()

@@ -21,6 +21,7 @@ from moorage.controllers.attachdetach.plan import (
     GiveUp,
     Keep,
     Limits,
+    Verify,
     Warn,
     Withdraw,
 )
@@ -100,6 +101,8 @@ class Executor:
                 world.volumes[volume].attachments[node].detach_wanted_at = None
             case GiveUp(volume, node):
                 self._give_up(volume, node)
+            case Verify(volume, node):
+                self._verify(volume, node)
             case Warn():
                 self._warn(action)
 
@@ -116,12 +119,11 @@ class Executor:
 
     async def _attach(self, volume: VolumeName, node: NodeName) -> None:
         name, known = attachment_name(volume, node), self._world.volumes[volume]
-        is_known = True
         try:
             if self._views.attachment(name) is None:
                 await self._api.create_attachment(name, known.driver, node, known.pv_name)
         except AlreadyExists:
-            is_known = await self._adopt(name)
+            await self._adopt(name)
         except ApiError as error:
             if isinstance(error, Unavailable):  # it may have been made, and may turn up later
                 self._world.in_doubt[name] = (volume, node)
@@ -129,18 +131,14 @@ class Executor:
             self._fail_attach(volume, node, str(error))
             return
         self._end_request(volume, node)
-        if is_known and self._views.attachment(name) is None:  # made, and gone again
-            self._world.detached(volume, node)
         self.judge(volume, node)
 
-    async def _adopt(self, name: str) -> bool:
-        """Learn of an attachment that is there already; False when that failed and it must be waited for."""
+    async def _adopt(self, name: str) -> None:
+        """Learn of an attachment that is there already; when that fails, the watch will tell of it."""
         try:
             await self._api.refresh_attachment(name)
         except ApiError as error:
             log.debug("attachment is not seen yet", name=name, reason=str(error))
-            return False
-        return True
 
     async def _detach(self, volume: VolumeName, node: NodeName, verify: bool) -> None:
         name = attachment_name(volume, node)
@@ -179,10 +177,12 @@ class Executor:
                 self._judge_attaching(volume, node, found)
             case State.DETACHING:
                 self._judge_detaching(volume, node, found)
-            case State.ATTACHED if found is None:
-                self._world.detached(volume, node)
-            case State.ATTACHED if not found.status.attached:  # type: ignore[union-attr]
-                self._world.doubted(volume, node)
+            case State.ATTACHED if found is not None and found.status.attached:
+                attachment.doubted_at = None
+            case State.ATTACHED if attachment.doubted_at is None:
+                # Not believed at once: an attacher that reconciles may say so for a moment.
+                attachment.doubted_at = self._clock()
+                self._world.wake_at(self._clock() + self._limits.verify_s, volume)
             case State.UNCERTAIN | State.LEAVING if found is not None and found.status.attached:
                 if attachment.backoff.operation == "attach":
                     attachment.backoff = Backoff()
@@ -193,7 +193,18 @@ class Executor:
         attachment = self._world.attachment(volume, node)
         if attachment is None or attachment.is_executing:
             return
-        self._world.detached(volume, node)
+        if attachment.state is State.ATTACHED:
+            self.judge(volume, node)
+        elif attachment.state is not State.ATTACHING:  # one that is being attached is waited for until its time is up
+            self._world.detached(volume, node)
+
+    def _verify(self, volume: VolumeName, node: NodeName) -> None:
+        found = self._views.attachment(attachment_name(volume, node))
+        log.warning("attached volume lost its attachment", volume=volume, node=node)
+        if found is None:
+            self._world.detached(volume, node)
+        elif not found.status.attached:
+            self._world.doubted(volume, node)
 
     def _judge_attaching(self, volume: VolumeName, node: NodeName, found: VolumeAttachment | None) -> None:
         if found is None:
@@ -217,13 +228,13 @@ class Executor:
         self._world.attached(volume, node)
         known = self._world.volumes[volume]
         log.info("volume attached", volume=volume, node=node)
-        for pod in _pods(known, node):
+        for pod in known.attachments[node].told:
             message = f'AttachVolume.Attach succeeded for volume "{known.pv_name}" '
             self._events.normal(pod, "SuccessfulAttachVolume", message)
 
     def _fail_attach(self, volume: VolumeName, node: NodeName, reason: str) -> None:
         known = self._world.volumes[volume]
-        for pod in _pods(known, node):
+        for pod in known.attachments[node].told:
             message = f'AttachVolume.Attach failed for volume "{known.pv_name}" : {reason}'
             self._events.warning(pod, "FailedAttachVolume", message)
         log.warning("attach failed", volume=volume, node=node, reason=reason)

@@ -14,10 +14,11 @@ from moorage.controllers.attachdetach.world import Attachment, State, Volume, Wo
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a node is waited for, and whether a silent node is overruled after that."""
+    """How long nodes and attachments are waited for, and whether a silent node is overruled after that."""
 
     force_after_s: float = 360.0
     may_force: bool = True
+    verify_s: float = 60.0  # how long a VolumeAttachment may contradict what is known to be attached
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,14 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Verify:
+    """Look at the VolumeAttachment of something attached that has contradicted it for a while, and believe it."""
+
+    volume: VolumeName
+    node: NodeName
+
+
+@dataclass(frozen=True, slots=True)
 class Warn:
     """Tell the pods on a node that another node has the volume; `holders` are the nodes."""
 
@@ -76,7 +85,7 @@ class Warn:
     holders: tuple[NodeName, ...]
 
 
-Action = Attach | Withdraw | Detach | AwaitUnmount | Keep | GiveUp | Warn
+Action = Attach | Withdraw | Detach | AwaitUnmount | Keep | GiveUp | Verify | Warn
 
 
 def plan(world: World, names: Iterable[VolumeName], limits: Limits, now: float) -> list[Action]:
@@ -101,6 +110,8 @@ def _plan_present(world: World, volume: Volume, limits: Limits, now: float) -> I
         elif node in volume.wanted:
             if attachment.detach_wanted_at is not None:
                 yield Keep(volume.name, node)
+            if attachment.doubted_at is not None and now - attachment.doubted_at >= limits.verify_s:
+                yield Verify(volume.name, node)
         else:
             yield from _plan_unwanted(world, volume, node, attachment, limits, now)
 
@@ -116,14 +127,23 @@ def _plan_unwanted(
     since = attachment.detach_wanted_at if attachment.detach_wanted_at is not None else now
     is_overdue = limits.may_force and now - since > limits.force_after_s
     is_forced = known.is_out_of_service or (is_overdue and not known.is_ready)
-    is_in_use = attachment.assumed_in_use or volume.name in known.in_use
-    if is_in_use and not is_forced:
+    if (volume.name in known.in_use or _may_be_mounted(volume, node, attachment)) and not is_forced:
         return
     if known.exists and volume.name in known.listed:
         if attachment.state is not State.LEAVING:
             yield Withdraw(volume.name, node)
         return
     yield Detach(volume.name, node, verify=not is_overdue and not known.is_out_of_service)
+
+
+def _may_be_mounted(volume: Volume, node: NodeName, attachment: Attachment) -> bool:
+    """Whether to wait for the node's next report.
+
+    What the node's status never listed cannot be mounted. Kubernetes waits all the same, and so do we, unless that
+    would keep the volume from a pod on another node.
+    """
+    is_waited_for = not volume.is_shareable and any(other != node for other in volume.wanted)
+    return attachment.assumed_in_use and (attachment.was_listed or not is_waited_for)
 
 
 def _plan_wanted(volume: Volume, detaching: list[Action], now: float) -> Iterator[Action]:

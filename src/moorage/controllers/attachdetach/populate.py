@@ -146,7 +146,18 @@ class Populator:
                 world.dirty.add(name)
         self._take_listing(old, new)
         if known.is_managed and not was_managed:
-            self._add_pods(self._views.pods_on_node(new.name))
+            self._take_managed(new)
+
+    def _take_managed(self, node: Node) -> None:
+        """Pods that came after the node are attached to at once; older ones had attached by themselves, so later."""
+        pods = list(self._views.pods_on_node(node.name))
+        newer = [pod for pod in pods if pod.version > node.version]
+        self._add_pods(newer)
+        if len(newer) < len(pods):
+            self._world.wake_pods_at(self._clock() + self._recheck_s, NodeName(node.name))
+
+    def recheck_node(self, name: NodeName) -> None:
+        self._add_pods(self._views.pods_on_node(name))
 
     def _take_listing(self, old: Node | None, new: Node) -> None:
         if old is not None and old.status.volumes_attached == new.status.volumes_attached:

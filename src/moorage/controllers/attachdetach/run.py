@@ -35,7 +35,7 @@ async def run(context: ControllerContext) -> None:
     recorder = await context.recorders.of(COMPONENT)
     await views.wait_synced()
     options = context.options
-    limits = Limits(options.force_detach_s, options.force_detach_on_timeout)
+    limits = Limits(options.force_detach_s, options.force_detach_on_timeout, options.attach_verify_s)
     world = World()
     executor = Executor(world, views, api, recorder, context.clock, limits)
     populator = Populator(world, views, context.clock, options.attach_verify_s)
@@ -187,6 +187,8 @@ class Controller:
         world.ring(now)
         while world.dirty_drivers:
             self._populator.recheck_driver(world.dirty_drivers.pop())
+        while world.late_nodes:
+            self._populator.recheck_node(world.late_nodes.pop())
         dirty, world.dirty = world.dirty, set()
         self._executor.begin(plan(world, dirty, self._limits, now), spawn)
         if world.dirty:  # a task that had nothing to wait for changed something at once

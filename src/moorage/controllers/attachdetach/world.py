@@ -60,8 +60,12 @@ class Attachment:
     deadline: float = 0.0  # when an operation in flight is given up; 0 while none is
     is_executing: bool = False  # our own requests for it have not all been answered
     was_deleted: bool = False  # the API server took our deletion: what is left is to see it gone
-    assumed_in_use: bool = False  # just listed: mounted, for all we know, until the node's next report
+    assumed_in_use: bool = False  # mounted, for all we know, until the node's next report
+    was_listed: bool = False  # the node's status has listed it, so that it may really be mounted
+    is_new: bool = True  # no attach of it has ended yet
     detach_wanted_at: float | None = None
+    doubted_at: float | None = None  # since then its VolumeAttachment has not said that it is attached
+    told: list[ObjectReference] = field(default_factory=list)  # the pods that it is being attached for
     backoff: Backoff = field(default_factory=Backoff)
 
     @property
@@ -126,6 +130,7 @@ class World:
         self.dirty: set[VolumeName] = set()
         self.dirty_nodes: set[NodeName] = set()
         self.dirty_drivers: set[str] = set()
+        self.late_nodes: set[NodeName] = set()  # became managed after they had pods
         self._timers: list[tuple[float, str, str]] = []
 
     def node(self, name: NodeName) -> Node:
@@ -186,12 +191,12 @@ class World:
 
     def found_attached(self, name: VolumeName, node: NodeName) -> None:
         """A restart found the volume in the node's status."""
-        self._place(name, node, Attachment(State.ATTACHED))
+        self._place(name, node, Attachment(State.ATTACHED, was_listed=True, is_new=False))
 
     def found_attachment(self, name: VolumeName, node: NodeName) -> None:
         """A VolumeAttachment was found of which we do not know how far it came."""
         if self.attachment(name, node) is None:
-            self._place(name, node, Attachment(State.UNCERTAIN))
+            self._place(name, node, Attachment(State.UNCERTAIN, assumed_in_use=True, is_new=False))
 
     def attach_begins(self, name: VolumeName, node: NodeName, now: float) -> None:
         attachment = self.attachment(name, node)
@@ -201,6 +206,8 @@ class World:
         attachment.state = State.ATTACHING
         attachment.was_deleted = False
         attachment.detach_wanted_at = None
+        wish = self.volumes[name].wanted.get(node)
+        attachment.told = list(wish.pods.values()) if wish is not None else []
         attachment.deadline = now + OPERATION_TIMEOUT_S
         attachment.is_executing = True
         self.wake_at(attachment.deadline, name)
@@ -211,7 +218,9 @@ class World:
         attachment.state = State.ATTACHED
         attachment.deadline = 0.0
         attachment.backoff = Backoff()
-        attachment.assumed_in_use = True
+        attachment.assumed_in_use = attachment.was_listed = True
+        attachment.is_new = False
+        attachment.doubted_at = None
         self._touch(name, node)
 
     def failed(self, name: VolumeName, node: NodeName, operation: str, now: float) -> None:
@@ -221,6 +230,8 @@ class World:
             return
         attachment.state = State.UNCERTAIN
         attachment.deadline = 0.0
+        attachment.assumed_in_use |= attachment.is_new
+        attachment.is_new = False
         attachment.backoff.failed(operation, now)
         self.wake_at(attachment.backoff.until, name)
         self._touch(name, node)
@@ -254,6 +265,7 @@ class World:
         attachment = self.volumes[name].attachments[node]
         attachment.state = State.UNCERTAIN
         attachment.deadline = 0.0
+        attachment.doubted_at = None
         self._touch(name, node)
 
     def listing(self, node: NodeName) -> list[VolumeName]:
@@ -275,6 +287,9 @@ class World:
     def wake_driver_at(self, due: float, name: str) -> None:
         heapq.heappush(self._timers, (due, "driver", name))
 
+    def wake_pods_at(self, due: float, name: NodeName) -> None:
+        heapq.heappush(self._timers, (due, "pods", name))
+
     def ring(self, now: float) -> None:
         """Mark what has become due."""
         while self._timers and self._timers[0][0] <= now:
@@ -283,6 +298,8 @@ class World:
                 self.dirty.add(VolumeName(name))
             elif kind == "node":
                 self.dirty_nodes.add(NodeName(name))
+            elif kind == "pods":
+                self.late_nodes.add(NodeName(name))
             else:
                 self.dirty_drivers.add(name)
 

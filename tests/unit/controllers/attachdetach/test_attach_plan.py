@@ -16,6 +16,7 @@ from moorage.controllers.attachdetach.plan import (
     GiveUp,
     Keep,
     Limits,
+    Verify,
     Warn,
     Withdraw,
     plan,
@@ -177,7 +178,29 @@ def test_a_failed_attach_does_not_delay_taking_it_back():
     world.volumes[VOLUME].attachments[A].is_executing = False
     world.failed(VOLUME, A, "attach", NOW)
     world.unwant("uid-a")
+    world.volumes[VOLUME].attachments[A].assumed_in_use = False  # the node has reported
     assert Detach(VOLUME, A, verify=True) in planned(world)
+
+
+def test_an_attach_that_failed_is_taken_back_at_once_only_where_another_node_waits():
+    world = world_with(A, B)
+    wanted(world, A)
+    world.attach_begins(VOLUME, A, NOW)
+    world.volumes[VOLUME].attachments[A].is_executing = False
+    world.failed(VOLUME, A, "attach", NOW)
+    world.unwant("uid-a")
+    assert planned(world) == [AwaitUnmount(VOLUME, A)]
+    wanted(world, B)
+    assert planned(world) == [AwaitUnmount(VOLUME, A), Detach(VOLUME, A, verify=True)]
+
+
+def test_what_contradicts_an_attachment_is_believed_after_a_minute():
+    world = world_with(A)
+    wanted(world, A)
+    attached(world, A)
+    world.volumes[VOLUME].attachments[A].doubted_at = NOW
+    assert planned(world, NOW + 59) == []
+    assert planned(world, NOW + 60) == [Verify(VOLUME, A)]
 
 
 def test_an_answer_that_never_comes_is_given_up():

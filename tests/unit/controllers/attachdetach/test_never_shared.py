@@ -386,6 +386,8 @@ class Play(RuleBasedStateMachine):
         for node in sorted(self.down):
             self.node_returns(node)
         for _ in range(60):
+            for node in NODES:  # a kubelet reports every few minutes, whether or not something changed
+                self.server.put(Node, self.server.objects[Node][node])
             self.calm_round(123.0)
         for volume, modes in VOLUMES.items():
             wanted = {node for node in NODES if volume in self.needed(node)}
