@@ -174,7 +174,13 @@ def _stage(parts: Parts, request: pb.NodeStageVolumeRequest, access: Access) -> 
 
 def _unstage(parts: Parts, volume_id: str, path: str) -> None:
     target = Target.from_request("staging_target_path", path)
-    staging.ensure_unstaged(volume_id, find_node_volume(parts, volume_id), target, parts.pool_directories)
+    staging.ensure_unstaged(
+        volume_id,
+        find_node_volume(parts, volume_id),
+        target,
+        parts.pool_directories,
+        others_may_use=parts.settings.is_shared,
+    )
 
 
 def _publish(parts: Parts, request: pb.NodePublishVolumeRequest, access: Access) -> None:

@@ -72,19 +72,30 @@ def ensure_staged(volume: NodeVolume, target: Target, access: Access, *, read_on
     return _stage_filesystem(volume, target, access, read_only_device)
 
 
-def ensure_unstaged(volume_id: str, volume: NodeVolume | None, target: Target, pools: Sequence[Path]) -> None:
-    """Take the volume from the staging path and release its loop devices; nothing there is success."""
+def ensure_unstaged(
+    volume_id: str,
+    volume: NodeVolume | None,
+    target: Target,
+    pools: Sequence[Path],
+    *,
+    others_may_use: bool = False,
+) -> None:
+    """Take the volume from the staging path and release its loop devices; nothing there is success.
+
+    `others_may_use` is for shared pools: other mounts of the volume may then be those of another
+    node's plugin on this machine, and what they use is left alone.
+    """
     mount = target.mounted()
     seen = observe(volume) if volume is not None else Observed((), ())
     published = seen.targets_besides(target.path)
-    if published:
+    if published and not others_may_use:
         raise StillPublished(volume_id, published)
-    numbers = {device.number for device in seen.loops}
+    numbers = set() if published else {device.number for device in seen.loops}
     if mount is not None:
         if not _is_of(mount, volume, seen, volume_id, pools) and not is_dead(target.path):
             raise NotOurs(volume_id, target.path, mount.source)
         behind = loop_number_behind(mount)
-        if behind is not None and is_ours(mount, volume_id, pools):
+        if behind is not None and not published and is_ours(mount, volume_id, pools):
             numbers.add(behind)
         target.unmount()
     failpoints.reached("unstage.unmounted")

@@ -412,6 +412,32 @@ async def test_attaching_knows_nodes_limits_modes_and_repeats(two_nodes, refused
         await attach(a, (await a.create("x3")).volume_id, "node-a")
 
 
+async def test_readers_and_directories_are_on_two_nodes_at_once(two_nodes, write_synced):
+    a, b = two_nodes
+    image = (await a.create()).volume_id
+    given = await attach(a, image, "node-a")
+    await a.stage(image, context=given)
+    write_synced((await a.publish(image, context=given)) / "file", b"read by both")
+    await a.down(image)
+    await detach(a, image, "node-a")
+
+    readers, writers = mounted(mode=Mode.MULTI_NODE_READER_ONLY), mounted(mode=Mode.MULTI_NODE_MULTI_WRITER)
+    folder = (await a.create("d", writers, parameters={"kind": "directory"})).volume_id
+    for volume, capability in ((image, readers), (folder, writers)):
+        targets = []
+        for caller, node in ((a, "node-a"), (b, "node-b")):
+            given = await attach(caller, volume, node, capability.access_mode.mode)
+            await caller.stage(volume, capability, context=given)
+            targets.append(await caller.publish(volume, capability, context=given))
+        if volume == folder:
+            (targets[0] / "file").write_bytes(b"read by both")
+        await a.down(volume)  # the other node is not disturbed
+        assert (targets[1] / "file").read_bytes() == b"read by both"
+        await b.down(volume)
+        await detach(a, volume)
+        await a.delete(volume)
+
+
 async def test_two_controllers_never_both_hand_out_an_image(two_nodes):
     volume = (await two_nodes[0].create()).volume_id
 
