@@ -61,6 +61,7 @@ def _create(parts: Parts, request: pb.CreateSnapshotRequest) -> Snapshot:
             raise errors.NameTaken("snapshot", request.name, f"it is of another volume, in pool {other.name}")
     wish = CreateSnapshot(name=request.name, volume_id=request.source_volume_id, in_use=parameters.in_use)
     snapshot = pool.create_snapshot(wish)
+    parts.copies[snapshot.copy_path.value] += 1
     log.info("snapshot taken", snapshot=snapshot.id, volume=snapshot.volume_id, copied_by=snapshot.copy_path.value)
     return snapshot
 

@@ -87,9 +87,12 @@ def create(parts: Parts, wish: Wish) -> Volume:
     parameters = {"pool": pool.name, "snapshotInUse": wish.create.in_use.value}
     was_chosen = bool(wish.fs_type) or source is not None
     smallest = 0 if was_chosen or filesystem != "xfs" else 1 << 20  # the default was chosen to fit
-    return pool.create_volume(
+    volume = pool.create_volume(
         replace(wish.create, filesystem=filesystem, parameters=parameters, smallest_bytes=smallest)
     )
+    if volume.copy_path:
+        parts.copies[volume.copy_path.value] += 1
+    return volume
 
 
 def check_limits(parts: Parts, changes: Mapping[str, str]) -> None:

@@ -76,6 +76,7 @@ def _create(parts: Parts, request: pb.CreateVolumeGroupSnapshotRequest) -> Group
             raise errors.NameTaken("group snapshot", request.name, f"it is in pool {other.name}")
     own = {key: value for key, value in request.parameters.items() if key == "snapshotInUse"}
     group = pool.create_group(request.name, list(request.source_volume_ids), own, parameters.in_use)
+    parts.copies.update(member.copy_path.value for member in group.snapshots)
     log.info("group snapshot taken", group=group.id, members=len(group.snapshots), held_ms=group.held_ms)
     return group
 

@@ -1,8 +1,10 @@
 """What the pools say about themselves to Prometheus, read when they are asked.
 
-Owns: gauges of room and reclaimable bytes per pool.
+Owns: gauges of room and reclaimable bytes per pool, and the count of copies by their way.
 Start reading at: `pool_metrics`.
 """
+
+from collections.abc import Mapping
 
 from moorage.csi.metrics import escaped
 from moorage.errors import MoorageError
@@ -19,6 +21,14 @@ _GAUGES = {
     "reclaimable_bytes": "Bytes that deleted volumes and snapshots hold",
     "available_bytes": "Bytes that a new volume can have",
 }
+
+
+def copy_metrics(copies: Mapping[str, int]) -> str:
+    """How snapshots, clones and restores came to be: a reflink costs nothing, a copy does."""
+    name = "moorage_copies_total"
+    lines = [f"# HELP {name} Snapshots, clones and restores that were answered", f"# TYPE {name} counter"]
+    lines += [f'{name}{{path="{escaped(path)}"}} {count}' for path, count in sorted(copies.items())]
+    return "\n".join(lines) + "\n"
 
 
 def pool_metrics(pools: Pools) -> str:

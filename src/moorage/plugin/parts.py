@@ -5,6 +5,7 @@ Start reading at: `Parts`.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Parts:
     in_flight: InFlight = field(default_factory=InFlight)
     work: Work = field(default_factory=Work)
     cgroups: Cgroups = field(default_factory=Cgroups)
+    copies: "Counter[str]" = field(default_factory=Counter)  # by the way they were made
     # Volumes with I/O limits that were seen here: a hint for `tuning`, found again after a restart.
     limited: set[str] = field(default_factory=set)
 

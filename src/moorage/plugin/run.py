@@ -20,7 +20,7 @@ from moorage.plugin.groups_service import GroupService
 from moorage.plugin.http import HttpEndpoint
 from moorage.plugin.identity import IdentityService
 from moorage.plugin.metadata import MetadataService
-from moorage.plugin.metrics import pool_metrics
+from moorage.plugin.metrics import copy_metrics, pool_metrics
 from moorage.plugin.node import NodeService
 from moorage.plugin.parts import Parts
 from moorage.plugin.settings import DEFAULT_POOL, Settings
@@ -63,7 +63,7 @@ async def serve(settings: Settings) -> AsyncIterator[Parts]:
         if settings.http_endpoint:
             http = HttpEndpoint(
                 settings.http_endpoint,
-                lambda: metrics.render() + pool_metrics(pools),
+                lambda: metrics.render() + pool_metrics(pools) + copy_metrics(parts.copies),
                 lambda: identity.is_ready,
             )
             await stack.enter_async_context(http)

@@ -7,6 +7,7 @@ import pytest
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
+from moorage.plugin.metrics import copy_metrics
 from moorage.plugin.settings import TOPOLOGY_KEY
 
 
@@ -195,6 +196,16 @@ async def test_snapshots_are_made_once_by_name_and_source(caller, client, refuse
     for nothing in (pb.ListSnapshotsRequest(snapshot_id="x"), pb.ListSnapshotsRequest(source_volume_id=two)):
         assert not (await client.ListSnapshots(nothing)).entries
     assert (await client.GetSnapshot(pb.GetSnapshotRequest(snapshot_id=first.snapshot_id))).snapshot == first
+
+
+async def test_how_copies_were_made_is_counted_and_told(caller, parts):
+    source = (await caller.create("source")).volume_id
+    snapshot = (await caller.snapshot(source)).snapshot_id
+    restored = await caller.create("restored", source=from_snapshot(snapshot))
+    way = restored.volume_context["copyPath"]
+    text = copy_metrics(parts.copies)
+    assert sum(parts.copies.values()) == 2
+    assert f'moorage_copies_total{{path="{way}"}} {parts.copies[way]}' in text
 
 
 async def test_lists_come_in_pages_that_survive_changes_in_between(caller, client, refused):
