@@ -191,7 +191,7 @@ class PodWorker:
         try:
             await tools.runtime.start(container, {**document, **owner})
             tools.recorder.normal(pod, "Started", f"Started container {name}")
-        except ContainerFailed as error:
+        except (ContainerFailed, OSError) as error:  # OSError: the root directory is full or read-only
             now = tools.clock()
             container.state = {
                 "exit_code": 128,

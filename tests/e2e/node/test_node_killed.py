@@ -1,0 +1,166 @@
+"""The command `moorage node` in its own process, killed without warning."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moorage.apiserver.testing import serve
+from moorage.host import mountinfo, mounts
+from moorage.kube import config as kube_config
+from moorage.kube.client import Client
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.storage import CSIDriver
+from moorage.node.pods.cgroups import Cgroups
+from moorage.node.removal import remove_tree
+from moorage.node.testing import ScriptedDriver
+
+pytestmark = pytest.mark.root
+NODE = "e2e-node"
+
+
+async def until(condition, timeout_s=30.0, what="condition"):
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def cluster(directory):
+    """A running API server and a client of it."""
+    async with serve(directory) as server:
+        config = kube_config.from_values(server.insecure_url, server.token)
+        async with Client(config) as client:
+            yield server, client
+
+
+@pytest.fixture
+def base():
+    made = Path("/tmp") / f"moorage-node-e2e-{time.monotonic_ns() % 10**9}"
+    made.mkdir()
+    yield made
+    for state in made.glob("root/pods/*/containers/*/*/state.json"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(json.loads(state.read_text())["shim"], signal.SIGKILL)
+    for pod in made.glob("root/pods/*"):
+        Cgroups(NODE).remove(pod.name)
+    Cgroups(NODE).remove_own()
+    left = mountinfo.mounts_below(made)
+    for one in reversed(left):
+        mounts.unmount(one.target, lazy=True)
+    remove_tree(made)
+    assert left == []
+
+
+async def agent(base, kubeconfig, client, *more):
+    arguments = ("node", "--node-name", NODE, "--root-dir", str(base / "root"), "--kubeconfig", str(kubeconfig), *more)
+    with (base / "agent.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "moorage.cli.main", *arguments, stdout=log, stderr=log
+        )
+
+    async def ready():
+        assert process.returncode is None, (base / "agent.log").read_text()
+        text = (base / "agent.log").read_text()
+        node = await client.find(Node, NODE)
+        return f"agent is ready node={NODE}" in text and node is not None and node.is_ready
+
+    await until(ready, what="agent ready")
+    return process
+
+
+async def make_pod(client):
+    meta = {"name": "c1"}
+    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "pv1",
+            "resources": {"requests": {"storage": "1Gi"}}}  # fmt: skip
+    claim = await client.create(PersistentVolumeClaim, {"metadata": meta, "spec": spec}, "default")
+    reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": "c1", "uid": claim.uid}
+    volume = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": reference,
+              "persistentVolumeReclaimPolicy": "Retain",
+              "csi": {"driver": "e2e.dev", "volumeHandle": "vol1"}}  # fmt: skip
+    await client.create(PersistentVolume, {"metadata": {"name": "pv1"}, "spec": volume})
+    status = {"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]}
+    await client.patch(PersistentVolumeClaim, "c1", {"status": status}, "default", subresource="status")
+    command = "trap exit TERM; while true; do echo tick >> /data/log; sleep 0.05 & wait; done"
+    container = {"name": "main", "image": "host", "command": ["sh", "-c", command],
+                 "volumeMounts": [{"name": "v", "mountPath": "/data"}]}  # fmt: skip
+    pod = {"nodeName": NODE, "terminationGracePeriodSeconds": 2, "containers": [container],
+           "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c1"}}]}  # fmt: skip
+    return await client.create(Pod, {"metadata": {"name": "p1"}, "spec": pod}, "default")
+
+
+async def test_a_pod_outlives_the_agent_and_the_next_one_takes_it_up_and_away(base, tmp_path):
+    driver = ScriptedDriver(
+        "e2e.dev", base / "data", base / "root/plugins/e2e/csi.sock", base / "root/plugins_registry"
+    )
+    async with cluster(tmp_path / "api") as (server, client), driver:
+        await client.create(CSIDriver, {"metadata": {"name": "e2e.dev"}, "spec": {"attachRequired": False}})
+        first = await agent(base, server.kubeconfig, client)
+        await make_pod(client)
+
+        async def running():
+            return (await client.get(Pod, "p1", "default")).status.phase == "Running"
+
+        await until(running, what="pod running")
+        written = base / "data" / "vol1" / "log"
+        await until(written.exists)
+
+        first.kill()
+        await first.wait()
+        size = written.stat().st_size
+        await until(lambda: written.stat().st_size > size, what="the container still writes")
+
+        (base / "agent.log").unlink()
+        second = await agent(base, server.kubeconfig, client)
+        await until(lambda: len(driver.named("NodePublishVolume")) >= 2, what="publish confirmed")
+        size = written.stat().st_size
+        await until(lambda: written.stat().st_size > size, what="the container was not disturbed")
+        pod = await client.get(Pod, "p1", "default")
+        assert pod.status.container_statuses[0].restart_count == 0
+        assert pod.status.phase == "Running"
+
+        await client.delete(Pod, "p1", "default")
+
+        async def gone():
+            return await client.find(Pod, "p1", "default") is None
+
+        await until(gone, what="pod gone")
+        await until(lambda: not mountinfo.mounts_below(base), what="nothing mounted")
+        assert list((base / "root" / "pods").iterdir()) == []
+        second.send_signal(signal.SIGTERM)
+        assert await second.wait() == 0
+        assert not (await client.get(Node, NODE)).is_ready
+
+
+async def test_a_second_agent_on_the_same_root_is_refused(base, tmp_path):
+    async with cluster(tmp_path / "api") as (server, client):
+        first = await agent(base, server.kubeconfig, client)
+        second = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "moorage.cli.main", "node", "--node-name", "other", "--root-dir",
+            str(base / "root"), "--kubeconfig", str(server.kubeconfig), stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, said = await second.communicate()
+        assert second.returncode == 2
+        assert b"another node agent uses" in said
+        first.send_signal(signal.SIGTERM)
+        assert await first.wait() == 0
+
+
+async def test_removing_the_node_takes_its_objects_with_it(base, tmp_path):
+    async with cluster(tmp_path / "api") as (server, client):
+        process = await agent(base, server.kubeconfig, client, "--on-stop", "remove")
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert await client.find(Node, NODE) is None
