@@ -18,7 +18,6 @@ from moorage.apiserver.auth import Authenticator
 from moorage.apiserver.authorize import Authorizer
 from moorage.apiserver.crd import STORED_AS, Definitions
 from moorage.apiserver.discovery import Discovery
-from moorage.apiserver.errors import StatusError
 from moorage.apiserver.events import newer_kind
 from moorage.apiserver.housekeeping import Housekeeper
 from moorage.apiserver.http import Edge
@@ -132,21 +131,17 @@ class ApiServer:
         """The namespaces that every cluster has."""
         kind = self.registry.find("", "v1", "namespaces")
         assert kind is not None
-        for name in NAMESPACES:
-            if self.store.get("namespaces", "", name) is None:
-                try:
-                    await self.resources.create(Call(kind, "", "", "", Options()), {"metadata": {"name": name}})
-                except StatusError as error:
-                    if error.http != 409:
-                        raise
+        call = Call(kind, "", "", "", Options())
+        missing = [name for name in NAMESPACES if self.store.get("namespaces", "", name) is None]
+        await asyncio.gather(*(self.resources.create(call, {"metadata": {"name": name}}) for name in missing))
 
     async def _furnish_snapshots(self) -> None:
         """The snapshot kinds; definitions that someone has put in their place stay as they are."""
         kind = self.registry.find("apiextensions.k8s.io", "v1", "customresourcedefinitions")
         assert kind is not None
         missing = [d for d in snapshot_definitions() if self.store.get(STORED_AS, "", d["metadata"]["name"]) is None]
-        for definition in missing:
-            await self.resources.create(Call(kind, "", "", "", Options()), definition)
+        call = Call(kind, "", "", "", Options())
+        await asyncio.gather(*(self.resources.create(call, definition) for definition in missing))
 
 
 def _check(config: Config) -> None:
