@@ -145,20 +145,21 @@ class Lab:
 async def laboratory(
     abilities: Abilities | None = None, names: tuple[str, ...] = ("binder", "protection")
 ) -> AsyncIterator[Lab]:
-    with tempfile.TemporaryDirectory(prefix="moorage-sidecars-") as folder:
-        async with serve(Path(folder) / "api") as server:
-            async with Client(from_values(server.insecure_url, server.token), identity="test") as client:
-                driver = ScriptedDriver(f"unix://{folder}/csi.sock", DRIVER, abilities)
-                own = Client(from_values(server.insecure_url, server.token), identity="controllers")
-                async with driver, own:
-                    lab = Lab(client, driver, server)
-                    helping = asyncio.create_task(controllers.run(own, controllers.Settings(names)))
-                    try:
-                        yield lab
-                    finally:
-                        for task in (*lab.tasks, helping):
-                            task.cancel()
-                        await asyncio.gather(*lab.tasks, helping, return_exceptions=True)
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-sidecars-"))
+        server = await stack.enter_async_context(serve(Path(folder) / "api"))
+        api = from_values(server.insecure_url, server.token)
+        client = await stack.enter_async_context(Client(api, identity="test"))
+        own = await stack.enter_async_context(Client(api, identity="controllers"))
+        driver = await stack.enter_async_context(ScriptedDriver(f"unix://{folder}/csi.sock", DRIVER, abilities))
+        lab = Lab(client, driver, server)
+        helping = asyncio.create_task(controllers.run(own, controllers.Settings(names)))
+        try:
+            yield lab
+        finally:
+            for task in (*lab.tasks, helping):
+                task.cancel()
+            await asyncio.gather(*lab.tasks, helping, return_exceptions=True)
 
 
 @pytest.fixture

@@ -72,7 +72,9 @@ async def test_a_snapshot_is_made_and_deleted(lab):
     assert lab.driver.backend.snapshots == {}
 
 
-@pytest.mark.parametrize("code", ["INTERNAL", "INVALID_ARGUMENT", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"])
+@pytest.mark.parametrize(
+    "code", ["INTERNAL", "INVALID_ARGUMENT", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"]
+)
 async def test_a_failure_is_noted_and_tried_again(lab, code):
     lab.driver.fail("CreateSnapshot", code, times=2)
     lab.start(Role.SNAPSHOTTER)
@@ -84,7 +86,7 @@ async def test_a_failure_is_noted_and_tried_again(lab, code):
 
 
 async def test_a_snapshot_that_may_still_appear_is_not_forgotten(lab):
-    """Deleted while the driver's answer is open: the content stays until the answer is final, then the snapshot goes."""
+    """Deleted while the driver's answer is open: the content stays until it is final, then the snapshot goes."""
     lab.driver.fail("CreateSnapshot", "DEADLINE_EXCEEDED", times=4, is_done=True)
     lab.start(Role.SNAPSHOTTER)
     await make_content(lab)

@@ -1,0 +1,244 @@
+"""The pure decisions of the sidecars: sizes, steps, names, leases, flags, slow keys, ranks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.errors import UsageError
+from moorage.kube.objects import (
+    CSIDriver,
+    ObjectReference,
+    PersistentVolume,
+    SecretReference,
+    StorageClass,
+    VolumeAttachment,
+    VolumeSpec,
+    VolumeStatus,
+)
+from moorage.kube.objects.core import CsiVolumeSource
+from moorage.kube.objects.meta import Meta
+from moorage.kube.objects.storage import AttachmentStatus, CsiDriverSpec, VolumeError
+from moorage.sidecars import flags
+from moorage.sidecars.attacher.decide import is_worth_a_look
+from moorage.sidecars.capacity.segments import fnv1a_32, items_of, managed_by
+from moorage.sidecars.driver import Capabilities
+from moorage.sidecars.errors import State
+from moorage.sidecars.leases import lease_name
+from moorage.sidecars.provisioner.attempt import Attempt, from_text, to_text
+from moorage.sidecars.provisioner.decide import finalizer_wanted, should_delete, state_after, volume_name
+from moorage.sidecars.provisioner.ownership import rank_of
+from moorage.sidecars.provisioner.parameters import fs_type_of
+from moorage.sidecars.resizer.target import Sizes, target_bytes
+from moorage.sidecars.roles import Role, role_named, roles_for
+from moorage.sidecars.settings import Settings, duration_s
+from moorage.sidecars.slow import SlowSet
+
+FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
+
+
+@pytest.mark.parametrize(
+    ("volume", "state", "allocated", "failed", "expected"),
+    [
+        # P < S (request is 10)
+        (5, "", None, False, 10),
+        (5, "ControllerResizeInfeasible", 9, False, 10),
+        (5, "ControllerResizeInProgress", 8, False, 8),
+        (5, "ControllerResizeInProgress", 8, True, 10),
+        (5, "NodeResizePending", 8, False, 8),
+        (8, "NodeResizePending", 8, False, None),
+        (5, "NodeResizeInfeasible", 7, False, 7),
+        # P >= S
+        (10, "NodeResizePending", 10, False, None),
+        (12, "NodeResizeInProgress", 12, False, None),
+        (12, "ControllerResizeInProgress", 12, False, 12),
+        (12, "ControllerResizeInfeasible", 11, False, 11),
+        (12, "NodeResizeInfeasible", 12, False, 12),
+        (12, "", 11, False, 11),
+        (12, "", None, False, 10),
+    ],
+)
+def test_the_target_size_finishes_what_was_begun(volume, state, allocated, failed, expected):
+    sizes = Sizes(requested=10, usable=3, volume=volume, allocated=allocated, state=state)
+    assert target_bytes(sizes, had_final_error=failed, expands_on_controller=True) == expected
+
+
+def test_a_volume_whose_filesystem_must_still_grow_is_left_to_the_node():
+    sizes = Sizes(requested=10, usable=3, volume=10, allocated=None, state="", is_fs_pending=True)
+    assert target_bytes(sizes, had_final_error=False, expands_on_controller=True) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "topology", "selected", "state"),
+    [
+        ("RESOURCE_EXHAUSTED", True, True, State.RESCHEDULE),
+        ("RESOURCE_EXHAUSTED", True, False, State.FINISHED),
+        ("RESOURCE_EXHAUSTED", False, True, State.FINISHED),
+        ("DEADLINE_EXCEEDED", True, True, State.BACKGROUND),
+        ("CANCELLED", True, True, State.BACKGROUND),
+        ("UNAVAILABLE", False, False, State.BACKGROUND),
+        ("ABORTED", False, False, State.BACKGROUND),
+        ("INVALID_ARGUMENT", False, False, State.INFEASIBLE),
+        ("INTERNAL", False, False, State.FINISHED),
+    ],
+)
+def test_what_a_failed_create_says_about_the_volume(code, topology, selected, state):
+    assert state_after(CsiError("CreateVolume", code, ""), topology, selected) is state
+
+
+def volume(policy="Delete", phase="Released", finalizers=(FINALIZER,), deleting=False, by="d"):
+    stamp = "2026-01-01T00:00:00Z" if deleting else None
+    meta = Meta(
+        name="v",
+        finalizers=list(finalizers),
+        deletion_timestamp=stamp,
+        annotations={"pv.kubernetes.io/provisioned-by": by} if by else {},
+    )
+    spec = VolumeSpec(persistent_volume_reclaim_policy=policy, csi=CsiVolumeSource(driver="d", volume_handle="h"))
+    return PersistentVolume(metadata=meta, spec=spec, status=VolumeStatus(phase=phase))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (volume(), True),
+        (volume(by=""), True),  # written by hand for our driver
+        (volume(by="other"), False),
+        (volume(policy="Retain"), False),
+        (volume(phase="Bound"), False),
+        (volume(deleting=True), True),
+        (volume(deleting=True, finalizers=()), False),
+    ],
+)
+def test_a_volume_is_deleted_when_it_is_released_and_ours(found, expected):
+    assert should_delete(found, "d") is expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (volume(phase="Bound", finalizers=()), True),
+        (volume(phase="Bound"), None),
+        (volume(phase="Pending", finalizers=()), None),
+        (volume(policy="Retain"), False),
+        (volume(policy="Retain", finalizers=()), None),
+        (volume(phase="Bound", finalizers=(), deleting=True), None),
+    ],
+)
+def test_the_finalizer_goes_with_the_policy(found, expected):
+    assert finalizer_wanted(found, "d") is expected
+
+
+def test_names_of_volumes_and_leases_are_the_official_ones():
+    assert volume_name("pvc", -1, "a-b-c") == "pvc-a-b-c"
+    assert volume_name("vol", 2, "a-b-c") == "vol-ab"
+    assert lease_name(Role.PROVISIONER, "a.b/c") == "a-b-c"
+    assert lease_name(Role.ATTACHER, "a.b") == "external-attacher-leader-a-b"
+    assert lease_name(Role.RESIZER, "a.b") == "external-resizer-a-b"
+    assert lease_name(Role.SNAPSHOTTER, "a.b-") == "external-snapshotter-leader-a-b-X"
+    assert lease_name(Role.HEALTH, "a.b") == "external-health-monitor-leader-a-b"
+
+
+def test_the_managed_by_label_fits_whatever_the_node_is_called():
+    assert managed_by() == "external-provisioner"
+    assert managed_by("n1") == "external-provisioner-n1"
+    node = "n" * 45
+    assert managed_by(node) == f"{'external-provisioner'[:8]}-{fnv1a_32('external-provisioner'):08x}-{node}"
+    assert all(len(managed_by("n" * length)) <= 63 for length in range(300))
+
+
+def test_only_errors_of_our_own_are_no_reason_to_look_again():
+    old = VolumeAttachment(metadata=Meta(name="a", resource_version="1"))
+    status = AttachmentStatus(attach_error=VolumeError(message="no"))
+    new = VolumeAttachment(metadata=Meta(name="a", resource_version="2"), status=status)
+    assert not is_worth_a_look(old, new)
+    assert is_worth_a_look(old, old)
+    assert is_worth_a_look(None, new)
+    moved = VolumeAttachment(metadata=Meta(name="a", resource_version="3", deletion_timestamp="x"), status=status)
+    assert is_worth_a_look(new, moved)
+
+
+def test_roles_follow_what_the_driver_can_do():
+    can = Capabilities(
+        plugin=frozenset({"CONTROLLER_SERVICE"}), rpcs=frozenset({"CREATE_DELETE_VOLUME", "GET_CAPACITY"})
+    )
+    driver = CSIDriver(spec=CsiDriverSpec(attach_required=False, storage_capacity=True))
+    assert roles_for(can, Settings(), driver) == {Role.PROVISIONER, Role.CAPACITY}
+    assert Role.ATTACHER in roles_for(can, Settings(), None)
+    assert Role.REGISTRAR in roles_for(can, Settings(kubelet_registration_path="/x"), driver)
+    assert role_named("csi-provisioner") is Role.PROVISIONER
+    with pytest.raises(UsageError, match="no role is called"):
+        role_named("sidecar")
+
+
+def test_flags_are_taken_as_go_programs_take_them():
+    given_flags = ["provisioner", "--leader-election=true", "-csi-address=/x", "--timeout", "1m30s", "--v=5", "-v", "4"]
+    settings, others = flags.parse(given_flags)
+    assert others == ["provisioner"]
+    assert (settings.leader_election, settings.csi_address, settings.timeout_s) == (True, "/x", 90.0)
+    assert flags.parse(["--leader-election", "attacher"])[1] == ["attacher"]
+    assert flags.parse(["--immediate-topology=false"])[0].immediate_topology is False
+    assert flags.parse(["--workers=3"])[0].workers_for("resizer") == 3
+    assert Settings().workers_for("provisioner") == 100
+    assert Settings(feature_gates="Topology=false,X=true").gate("Topology", True) is False
+    for wrong in (["--nope"], ["--timeout=soon"], ["--leader-election=perhaps"], ["--timeout"], ["--max-entries=x"]):
+        with pytest.raises(UsageError):
+            flags.parse(wrong)
+    assert "--kubelet-registration-path" in flags.help_text()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10s", 10), ("1m30s", 90), ("500ms", 0.5), ("1h", 3600), ("0", 0)])
+def test_durations_are_gos(text, seconds):
+    assert duration_s(text) == seconds
+
+
+def test_a_slow_key_leaves_by_itself_and_adding_it_again_does_not_keep_it():
+    now = [0.0]
+    slow = SlowSet(10.0, clock=lambda: now[0])
+    assert slow.add("k")
+    now[0] = 6.0
+    assert not slow.add("k")
+    assert slow.left_s("k") == 4.0
+    now[0] = 10.0
+    assert "k" not in slow
+    assert slow.add("k")
+
+
+def test_the_filesystem_is_named_once():
+    assert fs_type_of({"FSType": "xfs"}) == "xfs"
+    assert fs_type_of({"csi.storage.k8s.io/fstype": "ext4"}) == "ext4"
+    with pytest.raises(Exception, match="twice"):
+        fs_type_of({"fstype": "xfs", "csi.storage.k8s.io/fstype": "ext4"})
+
+
+@given(st.sets(st.text("abcdef", min_size=1), min_size=1), st.text())
+def test_every_node_has_its_own_rank_for_a_claim(nodes, uid):
+    assert sorted(rank_of(node, nodes, uid) for node in nodes) == list(range(len(nodes)))
+
+
+def test_an_attempt_survives_the_journal():
+    attempt = Attempt(
+        claim=ObjectReference(kind="PersistentVolumeClaim", name="c", namespace="n", uid="u"),
+        class_name="fast",
+        class_uid="cu",
+        request=pb.CreateVolumeRequest(name="pvc-u", parameters={"a": "b"}),
+        skeleton={"metadata": {"name": "pvc-u"}, "spec": {"csi": {"driver": "d"}}},
+        secret=SecretReference(name="s", namespace="n"),
+        has_selected_node=True,
+        source=None,
+        source_is_required=False,
+    )
+    assert from_text(to_text(attempt)) == attempt
+    with pytest.raises(ValueError, match="not an attempt"):
+        from_text("AAAA")
+
+
+def test_immediate_classes_need_no_published_capacity():
+    classes = [
+        StorageClass(metadata=Meta(name="late"), provisioner="d", volume_binding_mode="WaitForFirstConsumer"),
+        StorageClass(metadata=Meta(name="now"), provisioner="d", volume_binding_mode="Immediate"),
+        StorageClass(metadata=Meta(name="other"), provisioner="e"),
+    ]
+    assert {item.storage_class for item in items_of([()], classes, "d", False)} == {"late"}
+    assert {item.storage_class for item in items_of([()], classes, "d", True)} == {"late", "now"}
