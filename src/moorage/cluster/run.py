@@ -28,7 +28,7 @@ from moorage.controllers import run as controllers
 from moorage.errors import MoorageError, UsageError
 from moorage.kube import config as kube_config
 from moorage.kube.client import Client
-from moorage.kube.objects import CSINode, Node
+from moorage.kube.objects import CSINode, Lease, Node, seconds_of
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -66,7 +66,7 @@ class Cluster:
         self._lock = -1
 
     async def start(self) -> Report:
-        began = time.monotonic()
+        began, since = time.monotonic(), time.time()
         self.layout.make()
         self._lock = _locked(self.layout.lock)
         pool = None
@@ -82,7 +82,7 @@ class Cluster:
         async with self.client() as client:
             objects = defaults.default_objects(driver, attaches=attaches, is_ours=not self.settings.driver)
             made = await defaults.ensure(client, objects)
-            await self._wait_ready(client, driver)
+            await self._wait_ready(client, driver, since)
         assert self.server is not None
         return Report(
             self.layout.kubeconfig,
@@ -183,12 +183,14 @@ class Cluster:
             why = f" ({part.last_failure})" if part is not None and part.last_failure else ""
             raise NotReady(f"the driver of {node} does not answer{why}: {error}") from error
 
-    async def _wait_ready(self, client: Client, driver: str) -> None:
-        """Every node ready, and the driver known on each."""
+    async def _wait_ready(self, client: Client, driver: str, since: float) -> None:
+        """Every node reporting since `since` that it is ready, and the driver known on each."""
         deadline = time.monotonic() + _READY_TIMEOUT_S
         waiting = set(self.settings.node_names)
         while waiting:
-            nodes = {node.name for node in (await client.list(Node)).items if node.is_ready}
+            leases = (await client.list(Lease, "kube-node-lease")).items
+            alive = {lease.name for lease in leases if (seconds_of(lease.spec.renew_time) or 0.0) >= since}
+            nodes = {node.name for node in (await client.list(Node)).items if node.is_ready} & alive
             known = {
                 one.name
                 for one in (await client.list(CSINode)).items
