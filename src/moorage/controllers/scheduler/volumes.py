@@ -53,6 +53,7 @@ class Claims:
     bound: tuple[PersistentVolumeClaim, ...] = ()
     delayed: tuple[PersistentVolumeClaim, ...] = ()  # by size, smallest first
     exclusive: tuple[str, ...] = ()  # keys of ReadWriteOncePod claims
+    offers: dict[str, tuple[PersistentVolume, ...]] = field(default_factory=dict)  # what each delayed one could get
     problem: str = ""
 
 
@@ -101,7 +102,8 @@ def sort_claims(pod: Pod, views: Views) -> Claims:
     if unbound:
         return Claims(problem="pod has unbound immediate PersistentVolumeClaims")
     by_size = sorted(delayed.values(), key=lambda claim: (requested_bytes(claim), claim.name))
-    return Claims(tuple(bound.values()), tuple(by_size), tuple(exclusive))
+    offers = {claim.key: _offers(claim, views) for claim in by_size}
+    return Claims(tuple(bound.values()), tuple(by_size), tuple(exclusive), offers)
 
 
 def _problem_of(pod: Pod, claim: PersistentVolumeClaim | None, name: str, is_made: bool) -> str:
@@ -128,7 +130,7 @@ def fit(pod: Pod, claims: Claims, node: Node, views: Views, world: World) -> Fit
         return Fit((limit,))
     reasons = _bound_reasons(claims.bound, node, views)
     search = _Search()
-    reasons += _find(claims.delayed, node, views, world, search)
+    reasons += _find(claims, node, views, world, search)
     if reasons:
         return Fit(tuple(dict.fromkeys(reasons)))
     share, problem = _capacity(search.provision, node, views, world)
@@ -169,16 +171,14 @@ def _is_in_zone(volume: PersistentVolume, node: Node) -> bool:
     return True
 
 
-def _find(
-    delayed: Iterable[PersistentVolumeClaim], node: Node, views: Views, world: World, search: _Search
-) -> list[str]:
+def _find(claims: Claims, node: Node, views: Views, world: World, search: _Search) -> list[str]:
     """Find a free volume for each claim that waits for a node, or see whether its class can provision there."""
     taken: set[str] = set()
-    for claim in delayed:
+    for claim in claims.delayed:
         selected = claim.annotations.get(SELECTED_NODE)
         if selected is not None and selected != node.name and views.node(selected) is not None:
             return [NOTHING_TO_BIND]
-        volume = _free_volume(claim, node, views, world, taken) if selected is None else None
+        volume = _free_volume(claim, claims.offers[claim.key], node, world, taken) if selected is None else None
         if volume is not None:
             taken.add(volume.name)
             search.static.append((claim, volume))
@@ -190,28 +190,41 @@ def _find(
     return []
 
 
-def _free_volume(
-    claim: PersistentVolumeClaim, node: Node, views: Views, world: World, taken: set[str]
-) -> PersistentVolume | None:
-    best: PersistentVolume | None = None
-    size, shelf = requested_bytes(claim), shelf_of_claim(claim)
+def _offers(claim: PersistentVolumeClaim, views: Views) -> tuple[PersistentVolume, ...]:
+    """The volumes that suit a claim on some node: those reserved for it first, then by size."""
+    size, shelf, modes = requested_bytes(claim), shelf_of_claim(claim), set(claim.spec.access_modes)
+    reserved, free = [], []
     for volume in views.volumes_for(claim):
-        promised = world.promised_volumes.get(volume.name)
-        if volume.name in taken or volume.is_deleting or (promised is not None and promised != claim.uid):
-            continue
-        if capacity_bytes(volume) < size or shelf_of_volume(volume)[1:] != shelf[1:]:
+        offered = shelf_of_volume(volume)
+        if volume.is_deleting or capacity_bytes(volume) < size or offered[1:] != shelf[1:]:
             continue
         if is_meant_for(volume, claim):
-            return volume if reaches(volume, node) else None
-        if volume.spec.claim_ref is not None or volume.status.phase != "Available" or not selects(claim, volume):
+            reserved.append(volume)
+        elif (
+            volume.spec.claim_ref is None
+            and volume.status.phase == "Available"
+            and offered == shelf
+            and modes <= set(volume.spec.access_modes)
+            and selects(claim, volume)
+        ):
+            free.append(volume)
+    free.sort(key=lambda volume: (capacity_bytes(volume), volume.name))
+    return (*reserved, *free)
+
+
+def _free_volume(
+    claim: PersistentVolumeClaim, offers: Iterable[PersistentVolume], node: Node, world: World, taken: set[str]
+) -> PersistentVolume | None:
+    """The first offer that reaches the node and is not promised to another claim."""
+    for volume in offers:
+        promised = world.promised_volumes.get(volume.name)
+        if volume.name in taken or (promised is not None and promised != claim.uid):
             continue
-        if shelf_of_volume(volume) != shelf or not reaches(volume, node):
-            continue
-        if not set(claim.spec.access_modes) <= set(volume.spec.access_modes):
-            continue
-        if best is None or (capacity_bytes(volume), volume.name) < (capacity_bytes(best), best.name):
-            best = volume
-    return best
+        if reaches(volume, node):
+            return volume
+        if is_meant_for(volume, claim):
+            return None
+    return None
 
 
 def _is_allowed(found: StorageClass, node: Node) -> bool:
