@@ -15,7 +15,7 @@ import aiohttp
 from apiserver_common import server
 
 MAPS = "/api/v1/namespaces/default/configmaps"
-WATCHERS, RATE, SECONDS = 100, 500, 10
+WATCHERS, RATE, SECONDS = 100, 500, 6
 
 
 async def watch(client, version, delays, ready):

@@ -18,7 +18,8 @@ KEEP_S = 300.0  # as long as etcd keeps history under Kubernetes
 KEEP_AT_LEAST_S = 75.0  # what the watch cache promises
 SOFT_LIMIT_BYTES = 48 << 20
 HARD_LIMIT_BYTES = 192 << 20
-COALESCE_S = 0.01  # changes within this time reach a watcher in one write
+COALESCE_S = 0.005  # changes within this time reach a watcher in one write,
+COALESCE_EACH_S = 0.00015  # and longer when many watch, because each of them costs a write
 
 
 class _Meta(msgspec.Struct):
@@ -81,14 +82,15 @@ def frame_of(kind: str, body: bytes) -> bytes:
 class Log:
     """The changes of one resource since `floor`, addressed by a position that never shifts."""
 
-    __slots__ = ("_changes", "_first", "_last_wake", "_scheduled", "_turn", "floor", "size_bytes")
+    __slots__ = ("_changes", "_first", "_joined", "_last_wake", "_scheduled", "_waiting", "floor", "size_bytes")
 
     def __init__(self) -> None:
         self.floor = 0  # a watch may start at this revision or later
         self.size_bytes = 0
         self._changes: list[Change] = []
         self._first = 0
-        self._turn: asyncio.Future[None] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._joined: tuple[int, int, bytes] = (0, 0, b"")
         self._scheduled = False
         self._last_wake = 0.0
 
@@ -100,10 +102,10 @@ class Log:
     def append(self, change: Change) -> None:
         self._changes.append(change)
         self.size_bytes += len(change.record.body)
-        if self._turn is not None and not self._scheduled:
+        if self._waiting and not self._scheduled:
             self._scheduled = True
-            loop = self._turn.get_loop()
-            wait = self._last_wake + COALESCE_S - loop.time()
+            loop = asyncio.get_running_loop()
+            wait = self._last_wake + COALESCE_S + COALESCE_EACH_S * len(self._waiting) - loop.time()
             if wait <= 0:
                 loop.call_soon(self._wake)
             else:
@@ -124,9 +126,19 @@ class Log:
     async def grown(self, position: int) -> None:
         """Wait until there is something at `position`."""
         while self.end <= position:
-            if self._turn is None or self._turn.done():
-                self._turn = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._turn)
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.add(turn)
+            try:
+                await turn
+            finally:
+                self._waiting.discard(turn)
+
+    def frames(self, position: int, changes: list[Change]) -> bytes:
+        """The changes from a position on as lines; watchers that stand together share them."""
+        end = position + len(changes)
+        if self._joined[:2] != (position, end):
+            self._joined = (position, end, b"".join([change.frame for change in changes]))
+        return self._joined[2]
 
     def trim(self, now: float, held_bytes: int) -> None:
         """Forget by age, and sooner when the logs together hold much."""
@@ -148,9 +160,10 @@ class Log:
 
     def _wake(self) -> None:
         self._scheduled = False
-        if self._turn is not None and not self._turn.done():
-            self._last_wake = self._turn.get_loop().time()
-            self._turn.set_result(None)
+        self._last_wake = asyncio.get_running_loop().time()
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
 
 
 def _revision_of(change: Change) -> int:

@@ -41,6 +41,7 @@ log = get_logger(__name__)
 Special = Callable[[Route, Call | None, Sent, User], Awaitable[Answer] | None]
 Page = Callable[[str, str], Answer | None]
 _STREAM_HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-cache, private"}
+_SMALL_BYTES = 32 << 10
 _OPEN_PATHS = ("/healthz", "/livez", "/readyz", "/version")
 
 
@@ -152,6 +153,11 @@ class Edge:
         limit = self.limits.body_bytes
         if (request.content_length or 0) > limit:
             raise too_large_body(limit)
+        if request.content.is_eof():  # the body came with the head, as most do
+            data = request.content.read_nowait()
+            if len(data) > limit:
+                raise too_large_body(limit)
+            return data
         chunks: list[bytes] = []
         size = 0
         try:
@@ -191,7 +197,7 @@ class Edge:
     async def _pump(self, watch: Watch, response: web.StreamResponse, request: web.BaseRequest) -> None:
         """Send lines until the watch ends, the server stops, or the client does not keep up."""
         stop = asyncio.create_task(self.is_stopping.wait())
-        send = asyncio.create_task(self._send(watch, response))
+        send = asyncio.create_task(self._send(watch, response, request))
         try:
             await asyncio.wait([stop, send], return_when=asyncio.FIRST_COMPLETED)
             if send.done():
@@ -207,8 +213,12 @@ class Edge:
                 task.cancel()
             await asyncio.gather(stop, send, return_exceptions=True)
 
-    async def _send(self, watch: Watch, response: web.StreamResponse) -> None:
+    async def _send(self, watch: Watch, response: web.StreamResponse, request: web.BaseRequest) -> None:
         async for chunk in watch.lines():
+            transport = request.transport
+            if transport is not None and transport.get_write_buffer_size() == 0 and len(chunk) < _SMALL_BYTES:
+                await response.write(chunk)  # there is room for it, so it cannot stall
+                continue
             async with asyncio.timeout(self.limits.stalled_watch_s):
                 await response.write(chunk)
         await response.write_eof()

@@ -71,8 +71,9 @@ class Watch:
             if changes is None:
                 yield self.error_line(expired("too old resource version: the watch fell behind"))
                 return
+            chunk = self._frames(changes)
             self._position += len(changes)
-            if chunk := self._frames(changes):
+            if chunk:
                 yield chunk
 
     async def _initial_lines(self) -> AsyncIterator[bytes]:
@@ -94,7 +95,7 @@ class Watch:
 
     def _frames(self, changes: list[Change]) -> bytes:
         if self._matches is None and self._render is None:
-            return b"".join([change.frame for change in changes])
+            return self._log.frames(self._position, changes)
         return b"".join([line for change in changes if (line := self._selected(change))])
 
     def _selected(self, change: Change) -> bytes | None:
