@@ -9,11 +9,15 @@ from typing import Annotated
 
 import typer
 
+from moorage.kube.client import Client
+from moorage.kube.config import load
 from moorage.log import get_logger
+from moorage.sidecars.driver import Driver
 from moorage.sidecars.flags import help_text, parse
 from moorage.sidecars.roles import Role, role_named
 from moorage.sidecars.run import Wanted, check, run
-from moorage.sidecars.settings import Surroundings
+from moorage.sidecars.settings import Settings, Surroundings
+from moorage.sidecars.takeover import carry_out, plan
 
 log = get_logger(__name__)
 app = typer.Typer(rich_markup_mode=None)
@@ -34,6 +38,9 @@ def sidecars(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ROLE]... [FLAG]...", show_default=False)] = None,
 ) -> None:
     settings, roles = parse(arguments or [])
+    if settings.take_over_node:
+        asyncio.run(_take_over(settings, _surroundings()))
+        return
     wanted = Wanted(settings, _surroundings(), frozenset(role_named(role) for role in roles))
     check(wanted)
     asyncio.run(_until_stopped(wanted))
@@ -42,6 +49,27 @@ def sidecars(
 def _surroundings() -> Surroundings:
     account = _ACCOUNT_NAMESPACE.read_text().strip() if _ACCOUNT_NAMESPACE.exists() else ""
     return Surroundings.of(os.environ, socket.gethostname(), account)
+
+
+async def _take_over(settings: Settings, around: Surroundings) -> None:
+    node, driver_name = settings.take_over_node, settings.driver_name
+    if not driver_name:
+        driver = Driver(settings.csi_address)
+        try:
+            await driver.discover()
+        finally:
+            await driver.close()
+        driver_name = driver.name
+    async with Client(load(settings.kubeconfig or None), identity="moorage-take-over") as client:
+        steps = await plan(client, driver_name, node, settings.leader_election_namespace or around.namespace)
+        typer.echo(f"WARNING: this gives up everything that only node {node} holds for driver {driver_name}.")
+        typer.echo("If the node comes back, volumes forgotten here stay on its disk and must be removed by hand.")
+        for step in steps:
+            name = f"{step.namespace}/{step.name}" if step.namespace else step.name
+            typer.echo(f"  {step.what}: {step.kind.resource.kind} {name}: {step.why}")
+            if settings.yes:
+                await carry_out(client, step)
+        typer.echo("Done." if settings.yes else "Nothing was changed; add --yes to do it.")
 
 
 async def _until_stopped(wanted: Wanted) -> None:

@@ -121,6 +121,12 @@ class Settings:
     list_volumes_interval_s: float = _duration(300.0, "health: how often all volumes are listed.")
     enable_node_watcher: bool = _flag(False, "health: tell claims when the node of their pods fails.")
 
+    take_over_node: str = _flag(
+        "", "Instead of running: let go of what waits for this node, which is gone for good. Its data counts as lost."
+    )
+    driver_name: str = _flag("", "With --take-over-node: the driver, when its socket is not on this machine.")
+    yes: bool = _flag(False, "With --take-over-node: do it; otherwise only say what would be done.")
+
     def workers_for(self, role: str) -> int:
         return self.worker_threads if self.worker_threads is not None else _DEFAULT_WORKERS.get(role, 10)
 
