@@ -104,6 +104,8 @@ class Housekeeper:
                 await self._settle_owner(resource, key)
         except StatusError as error:
             log.warning("housekeeping step failed", error=str(error))
+        except Exception:  # the other chores and the next round must go on
+            log.exception("housekeeping step failed")
 
     async def _furnish(self, namespace: str) -> None:
         """The default account, and the certificate authority for pods to trust."""

@@ -75,6 +75,11 @@ class Edge:
         except InvalidRequest as error:
             http = 400
             return _refusal(bad_request(str(error)))
+        except (RecursionError, OverflowError) as error:
+            http = 400
+            return _refusal(
+                bad_request(f"the object is nested too deeply or holds a number that is too large: {error}")
+            )
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:

@@ -208,8 +208,8 @@ class Store:
                     await asyncio.wait([commit])
                     self._finish(commit, staged, answers, revision)
                     raise
-                except sqlite3.Error:
-                    pass  # _finish reads the same failure from the future
+                except Exception:
+                    log.debug("commit raised")  # _finish reads the same failure from the future
                 self._finish(commit, staged, answers, revision)
             else:
                 _answer(answers)
@@ -272,7 +272,10 @@ class Store:
         self.revision = revision
         self.commits += 1
         for tell in self.on_commit:
-            tell(staged)
+            try:
+                tell(staged)
+            except Exception:  # what is committed stays so, and the next writers must not wait for ever
+                log.exception("a follower of commits failed", follower=getattr(tell, "__qualname__", str(tell)))
 
     def _load(self) -> int:
         revision = int(self._db.execute("SELECT value FROM counters WHERE name = 'revision'").fetchone()[0])

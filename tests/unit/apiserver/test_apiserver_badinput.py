@@ -79,6 +79,23 @@ async def test_a_dry_run_stores_nothing(api):
     await api("POST", MAPS + "?dryRun=Some", {"metadata": {"name": "y"}}, expect=422)
 
 
+async def test_depth_and_size_have_their_limits_too(api):
+    crd = {"metadata": {"name": "bags.example.com"}, "spec": {
+        "group": "example.com", "scope": "Namespaced", "names": {"kind": "Bag", "plural": "bags"}, "versions": [{
+            "name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}}  # fmt: skip
+    await api.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    bags = "/apis/example.com/v1/namespaces/default/bags"
+    await api.make(bags, {"metadata": {"name": "b"}, "x": 1})
+    for depth in (100, 700, 950, 5000):
+        deep = '{"x":' * depth + "1" + "}" * depth
+        for kind in ("merge-patch+json", "apply-patch+yaml"):
+            answer = await api("PATCH", f"{bags}/b?fieldManager=f&dryRun=All", deep, kind=f"application/{kind}")
+            assert answer.get("code", 200) < 500
+    huge = await api("PATCH", f"{bags}/b", '{"x":1' + "0" * 40 + "}", kind="application/merge-patch+json")
+    assert huge.get("code", 200) < 500
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
