@@ -48,7 +48,7 @@ def sidecars(
 
 def _surroundings() -> Surroundings:
     account = _ACCOUNT_NAMESPACE.read_text().strip() if _ACCOUNT_NAMESPACE.exists() else ""
-    return Surroundings.of(os.environ, socket.gethostname(), account)
+    return Surroundings.of(os.environ, socket.gethostname(), os.getpid(), account)
 
 
 async def _take_over(settings: Settings, around: Surroundings) -> None:

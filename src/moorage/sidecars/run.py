@@ -14,6 +14,7 @@ from moorage.errors import MoorageError, UsageError
 from moorage.kube import config as kube_config
 from moorage.kube.client import Client
 from moorage.kube.election import ElectionConfig, Elector, LeadershipLost
+from moorage.kube.errors import ApiError, Forbidden
 from moorage.kube.informer import Informers
 from moorage.kube.objects import CSIDriver
 from moorage.log import get_logger
@@ -111,8 +112,19 @@ class _Process:
         if asked:
             more = {Role.CAPACITY} if self._settings.enable_capacity and Role.PROVISIONER in asked else set()
             return asked | more
-        registered = await context.client.find(CSIDriver, self._driver.name)
-        return roles_for(self._driver.capabilities, self._settings, registered)
+        return roles_for(self._driver.capabilities, self._settings, await self._registered(context.client))
+
+    async def _registered(self, client: Client) -> CSIDriver | None:
+        """The CSIDriver object, if there is one and we may see it; an API server that is away is waited for."""
+        while True:
+            try:
+                return await client.find(CSIDriver, self._driver.name)
+            except Forbidden as error:
+                log.warning("CSIDriver cannot be read; taken as absent", driver=self._driver.name, reason=str(error))
+                return None
+            except ApiError as error:
+                log.warning("API server does not answer", reason=str(error))
+                await asyncio.sleep(_RESTART_START_S)
 
     async def _connected(self, stack: AsyncExitStack) -> Context:
         if self._context is None:
@@ -206,7 +218,7 @@ class _Process:
                 ElectionConfig(
                     name=lease,
                     namespace=settings.leader_election_namespace or self._wanted.around.namespace,
-                    identity=self._wanted.around.hostname,
+                    identity=self._wanted.around.identity or self._wanted.around.hostname,
                     lease_s=settings.leader_election_lease_duration_s,
                     renew_s=settings.leader_election_renew_deadline_s,
                     retry_s=settings.leader_election_retry_period_s,

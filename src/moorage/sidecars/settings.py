@@ -163,13 +163,15 @@ class Surroundings:
     pod_name: str = ""
     capacity_namespace: str = ""
     hostname: str = ""
+    identity: str = ""  # who holds a lease; the host alone would make two processes of one machine the same holder
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], hostname: str, account_namespace: str) -> "Surroundings":
+    def of(cls, environment: Mapping[str, str], hostname: str, pid: int, account_namespace: str) -> "Surroundings":
         return cls(
             node_name=environment.get("NODE_NAME", ""),
             namespace=environment.get("POD_NAMESPACE", "") or account_namespace or "default",
             pod_name=environment.get("POD_NAME", ""),
             capacity_namespace=environment.get("NAMESPACE", "") or environment.get("POD_NAMESPACE", ""),
             hostname=hostname,
+            identity=f"{hostname}-{pid}",
         )

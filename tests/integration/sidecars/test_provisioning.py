@@ -373,3 +373,19 @@ async def test_two_instances_at_once_make_each_volume_once(lab):
     for number in range(20):
         await lab.client.delete(PersistentVolumeClaim, f"c{number}", "default")
     await lab.gone()
+
+
+async def test_a_claim_that_waits_for_class_and_nodes_goes_on_as_soon_as_they_come(make_lab):
+    async with make_lab(Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))) as lab:
+        slow = {"retry_interval_start_s": 100.0, "retry_interval_max_s": 100.0}  # only a change can help in time
+        lab.start(Role.PROVISIONER, **slow)
+        await lab.make_class()
+        await lab.make_claim("data")
+
+        async def told():
+            return await lab.events("ProvisioningFailed")
+
+        [event] = await lab.until(told)
+        assert "no available topology" in event.message
+        await lab.make_node("node-1", keys=("zone",), zone="a")
+        await lab.bound("data")

@@ -51,11 +51,13 @@ class ClaimWorker:
         self._ownership = Ownership(context)
         self._identity = volumes.identity_of(context.driver.name, context.around.node_name)
         self._slow: SlowSet[tuple[str, str]] = SlowSet(_INFEASIBLE_S)
+        self.waiting: set[str] = set()  # claims that failed for something of the cluster, which may change
         self._again: dict[str, tuple[float, Attempt]] = {}
         self.attempts: dict[str, Attempt] = {}
 
     async def sync(self, uid: str) -> float | None:
         """Take one claim a step further; the queue brings it back when this raises or returns seconds."""
+        self.waiting.discard(uid)
         attempt = self.attempts.get(uid) or self._due_again(uid)
         if attempt is None:
             claim = self._claim(uid)
@@ -65,6 +67,7 @@ class ClaimWorker:
             if why_not_provision(claim, storage_class, self._context.driver.name) or self._saved(uid):
                 return None
             if storage_class is None:
+                self.waiting.add(uid)
                 raise SidecarError(f"claim {claim.key}: class {class_name_of(claim)!r} does not exist")
             wait_s = self._slow.left_s((uid, storage_class.uid)) or await self._ownership.wait_s(claim, storage_class)
             if wait_s is None or wait_s > 0:
@@ -198,6 +201,8 @@ class ClaimWorker:
         message = f'failed to provision volume with StorageClass "{class_name}": {reason}'
         if state in (State.FINISHED, State.INFEASIBLE, State.RESCHEDULE):
             self._end(uid)
+        elif state is State.NO_CHANGE:
+            self.waiting.add(uid)
         if state is State.RESCHEDULE and isinstance(about, PersistentVolumeClaim):
             self._ownership.decline(uid)
             self._events.warning(about, "ProvisioningFailed", f"{message}; the scheduler is asked for another node")

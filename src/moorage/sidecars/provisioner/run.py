@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 
-from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, VolumeAttachment
+from moorage.kube.objects import CSINode, KubeObject, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
 from moorage.sidecars import names
 from moorage.sidecars.context import Context, synced
 from moorage.sidecars.leases import lease_name
@@ -58,8 +58,12 @@ class Provisioner:
         self._is_following = True
         self._context.claims.subscribe(self._on_claim)
         self._context.volumes.subscribe(self._on_volume)
+        self._context.classes.subscribe(self._on_surroundings)
         if self._context.driver.capabilities.attaches:
             self._context.attachments.subscribe(self._on_attachment)
+        if self._context.driver.capabilities.has_topology and not self._context.settings.node_deployment:
+            self._context.csi_nodes.subscribe(self._on_surroundings)
+            self._context.nodes.subscribe(self._on_surroundings)
 
     async def _synced(self) -> None:
         context = self._context
@@ -90,6 +94,13 @@ class Provisioner:
             source = old.spec.data_source
             if source is not None and source.kind == "PersistentVolumeClaim":
                 self._sources.add(f"{old.namespace}/{source.name}")
+
+    def _on_surroundings(self, old: KubeObject | None, new: KubeObject | None) -> None:
+        """A class, a node or a driver's registration changed: claims that failed for lack of it are looked at now."""
+        is_telling = old is None or new is None or old.metadata.labels != new.metadata.labels
+        if is_telling or isinstance(new, CSINode):
+            for uid in list(self._claim_worker.waiting):
+                self._claims.add(uid)
 
     def _on_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
         if new is None and old is not None:
