@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Self
 
-from moorage.insight.matching import class_name_of, class_of, lease_names
+from moorage.insight.matching import class_name_of, class_of, lease_names, nodes_that_fit
 from moorage.insight.world import World, claim_names, last_seen
 from moorage.kube.client import Client
 from moorage.kube.errors import ApiError
@@ -36,6 +36,7 @@ from moorage.kube.objects import (
 )
 
 _MANY_NODES = 16  # up to here attachments are asked for by name, one for each node
+_FEW_NODES = 3  # up to here pods are asked for by node
 _FIELDS: dict[type[KubeObject], str] = {
     StorageClass: "classes",
     Node: "nodes",
@@ -128,7 +129,6 @@ class Reader:
         if claim is None:
             return
         await asyncio.gather(
-            self.volume(claim.spec.volume_name),
             self._modifier(claim),
             self._source(claim),
             self._consumers(claim),
@@ -152,13 +152,35 @@ class Reader:
             await self.claim(key)
 
     async def _consumers(self, claim: PersistentVolumeClaim) -> None:
-        """The namespace's pods: no selector finds those of a claim."""
-        await self.all(Pod, claim.namespace)
+        """The pods that use a claim. No selector finds them, so the namespace's pods are narrowed by what they must be:
+        pending for a claim that waits, on the volume's node for one that is bound."""
+        await self.volume(claim.spec.volume_name)
+        if claim.is_deleting:
+            await self.all(Pod, claim.namespace)
+        elif claim.status.phase != "Bound":
+            await self._pods(claim.namespace, "status.phase=Pending")
+        else:
+            await self._pods_near(claim)
         for pod in self.world.pods_of(claim)[:1]:
             if pod.status.phase in ("", "Pending") or claim.is_deleting or claim.status.phase != "Bound":
                 await self.pod(pod.key)
             else:
                 await self.events(Pod, pod.key)
+
+    async def _pods_near(self, claim: PersistentVolumeClaim) -> None:
+        volume = self.world.volumes.get(claim.spec.volume_name)
+        nodes = {a.spec.node_name for a in self.world.attachments_of(volume)} if volume is not None else set()
+        if volume is not None and not nodes and volume.spec.node_affinity is not None:
+            nodes = set(nodes_that_fit(self.world, volume))
+        if 0 < len(nodes) <= _FEW_NODES:
+            chosen = [f"spec.nodeName={node}" for node in sorted(nodes)]
+            await asyncio.gather(*(self._pods(claim.namespace, fields) for fields in chosen))
+        else:
+            await self.all(Pod, claim.namespace)
+
+    async def _pods(self, namespace: str, fields: str) -> None:
+        if (Pod, namespace, "all") not in self._asked:
+            await self._once((Pod, namespace, fields), self._read, Pod, namespace, fields)
 
     async def _provisioner(self, claim: PersistentVolumeClaim) -> None:
         """What serves a claim that waits or grows: its driver's objects, leases and secrets."""
@@ -225,9 +247,19 @@ class Reader:
         claims = [f"{pod.namespace}/{name}" for name in claim_names(pod)]
         node: list[Awaitable[None]] = [self.one(CSINode, pod.spec.node_name)] if pod.spec.node_name else []
         waits = pod.status.phase in ("", "Pending")
-        namespace: list[Awaitable[None]] = [self.all(Pod, pod.namespace)] if waits and claims else []
         capacity: list[Awaitable[None]] = [self.all(CSINode)] if waits and not pod.spec.node_name else []
-        await asyncio.gather(*node, *namespace, *capacity, *(self.claim(each) for each in claims))
+        await asyncio.gather(*node, *capacity, *(self.claim(each) for each in claims))
+        if waits:
+            await self._rivals(pod, claims)
+
+    async def _rivals(self, pod: Pod, claims: list[str]) -> None:
+        """Pods that may hold what this one waits for: a ReadWriteOncePod claim, or a volume on another node."""
+        found = [claim for claim in map(self.world.claims.get, claims) if claim is not None]
+        if any("ReadWriteOncePod" in claim.spec.access_modes for claim in found):
+            await self.all(Pod, pod.namespace)
+        volumes = [v for v in (self.world.volumes.get(claim.spec.volume_name) for claim in found) if v is not None]
+        nodes = {a.spec.node_name for v in volumes for a in self.world.attachments_of(v)} - {pod.spec.node_name}
+        await asyncio.gather(*(self._pods(pod.namespace, f"spec.nodeName={node}") for node in sorted(nodes)))
 
     async def _attachment(self, name: str) -> None:
         await asyncio.gather(self.one(VolumeAttachment, name), self.events(VolumeAttachment, name))
@@ -317,7 +349,7 @@ class Reader:
     async def events(self, kind: type[KubeObject], key: str) -> None:
         """The events about one object, by its name: it can be asked for before its uid is known."""
         namespace, _, name = key.rpartition("/")
-        chosen = f"involvedObject.kind={kind.resource.kind},involvedObject.name={name}"
+        chosen = f"involvedObject.name={name},involvedObject.kind={kind.resource.kind}"
         await self._once((Event, kind, key), self._events, namespace or "default", chosen)
 
     async def all_events(self) -> None:
@@ -344,9 +376,9 @@ class Reader:
     async def _once(
         self, key: tuple[object, ...], work: Callable[..., Coroutine[Any, Any, None]], *arguments: object
     ) -> None:
-        """Await a piece of work that is done once, whoever asks first. A cycle of objects returns at once."""
+        """Await a piece of work that is done once, whoever asks first; in a circle of objects, do not wait for it."""
         if key in self._asked:
-            if key[0] != "around":  # what lies around an object may ask for that object again
+            if key[0] != "around":
                 await asyncio.shield(self._asked[key])
             return
         self._asked[key] = asyncio.create_task(work(*arguments))
