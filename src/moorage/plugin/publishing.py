@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.host import loop
+from moorage.host import loop, mountinfo
 from moorage.host.errors import HostError
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
@@ -66,12 +66,13 @@ def ensure_published(volume: NodeVolume, bind: Bind) -> None:
         _check_same(volume, bind, mount, seen)
         return
     _check_single_writer(volume, bind, seen)
+    numbers = {device.number for device in seen.loops}
     if bind.access.is_block:
-        _bind_device(volume, bind)
+        numbers.add(_bind_device(volume, bind))
     else:
         _bind_directory(volume, bind)
     failpoints.reached("bind.bound")
-    _verify(volume, bind)
+    _verify(volume, bind, numbers)
 
 
 def ensure_unpublished(volume_id: str, volume: NodeVolume | None, target: Target, pools: Sequence[Path]) -> None:
@@ -152,16 +153,23 @@ def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
         bind.target.bind(_FIELD, source, wanted_words(bind.access.mount_flags, bind.is_read_only))
 
 
-def _bind_device(volume: NodeVolume, bind: Bind) -> None:
+def _bind_device(volume: NodeVolume, bind: Bind) -> int:
     device = staging.ensure_loop(volume, read_only=bind.is_read_only)
     bind.target.ensure_file(_FIELD)
     failpoints.reached("bind.made")
     bind.target.bind(_FIELD, device.path)
+    return device.number
 
 
-def _verify(volume: NodeVolume, bind: Bind) -> None:
+def _verify(volume: NodeVolume, bind: Bind, numbers: set[int]) -> None:
     mount = bind.target.mounted()
-    if mount is None or all(mount.mount_id != each.mount_id for each in observe(volume).mounts):
+    known = tuple(mountinfo.binds_of(volume.data)) if volume.is_directory else ()
+    shown = mount is not None and (
+        mount.mount_id in {each.mount_id for each in known}
+        if volume.is_directory
+        else loop_number_behind(mount) in numbers
+    )
+    if not shown:
         raise MountUnverified(f"volume {volume.volume_id} was published at {bind.target.path}, but is not there")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.host import extents, filesystems, loop, mounts, privileges
+from moorage.host import extents, filesystems, loop, mountinfo, mounts, privileges
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
@@ -145,7 +145,7 @@ def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device
     read_only = access.mode.is_read_only or device.read_only
     fstype, formatted = _ensure_filesystem(volume, access, device)
     repaired = grown = False
-    if not _is_mounted(volume) and not device.read_only:
+    if not device.read_only and not mountinfo.mounts_of_device(device.device):
         repaired = filesystems.check(device.path, fstype).repaired
         # ext4 grows best before its mount; the others can only grow after it.
         grown = fstype == "ext4" and not access.mode.is_read_only and grow_filesystem(device.path, fstype, None)
@@ -157,7 +157,7 @@ def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device
     with target.held(_FIELD) as handle:
         mounts.mount(device.path, handle, fstype, options)
     failpoints.reached("stage.mounted")
-    _verified(volume, target)
+    _verified(volume, target, device)
     if not read_only:
         grown = grow_filesystem(device.path, fstype, target.path) or grown
         apply_mount_group(target.path, access.mount_group)
@@ -248,20 +248,13 @@ def _check_words(volume: NodeVolume, target: Target, mount: Mount, access: Acces
         raise MountedDifferently(volume.volume_id, target.path, f"it is mounted with other options ({different})")
 
 
-def _verified(volume: NodeVolume, target: Target) -> None:
+def _verified(volume: NodeVolume, target: Target, device: LoopDevice | None = None) -> None:
     mount = target.mounted()
-    seen = observe(volume)
     shown = mount is not None and (
-        _same_file(target.path, volume.data)
-        if volume.is_directory
-        else any(shows_loop(mount, device) for device in seen.loops)
+        _same_file(target.path, volume.data) if device is None else shows_loop(mount, device)
     )
     if not shown:
         raise MountUnverified(f"volume {volume.volume_id} was mounted at {target.path}, but is not there")
-
-
-def _is_mounted(volume: NodeVolume) -> bool:
-    return bool(observe(volume).mounts)
 
 
 def _is_of(mount: Mount, volume: NodeVolume | None, seen: Observed, volume_id: str, pools: Sequence[Path]) -> bool:
