@@ -318,6 +318,7 @@ def _opened(path: Path | None) -> sqlite3.Connection:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA cache_size = -4096")
+    db.execute("PRAGMA wal_autocheckpoint = 4000")  # rarer, as one that falls into a commit delays its writers
     if path is not None:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second server on one file must fail, not interleave
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
