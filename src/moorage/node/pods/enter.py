@@ -61,6 +61,8 @@ def _become(request: dict[str, Any], target: int, streams: list[int], fail: int)
         with contextlib.suppress(OSError):
             os.chdir(cwd)
         environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **request["env"]}
+        if request.get("tty"):
+            environment.setdefault("TERM", "xterm")
         argv = request["argv"]
         try:
             os.execvpe(argv[0], argv, environment)

@@ -4,7 +4,6 @@ Owns: everything below `volumeDevices`, of the plugin and of the pod.
 Start reading at: `BlockMounter`.
 """
 
-import asyncio
 import os
 import stat
 from pathlib import Path
@@ -16,6 +15,7 @@ from moorage.log import get_logger
 from moorage.node.layout import Layout, PodUid, attachment_name
 from moorage.node.plugins.registry import Registry
 from moorage.node.removal import remove_empty, remove_empty_up_to
+from moorage.node.threads import in_thread
 from moorage.node.volumes import metadata, rules, wire
 from moorage.node.volumes.csi import called, driver_and_capabilities
 from moorage.node.volumes.fetch import Fetch
@@ -60,7 +60,7 @@ class BlockMounter:
         staging = self._layout.block_staging(source.spec_name)
         request = wire.publish_request(use, source, staging, target, extras, capabilities)
         await called("pod", driver.client.NodePublishVolume(request))
-        await asyncio.to_thread(self._map, source.spec_name, use.pod.uid, target)
+        await in_thread(self._map, source.spec_name, use.pod.uid, target)
 
     def _map(self, spec_name: str, uid: PodUid, published: Path) -> None:
         if not stat.S_ISBLK(os.stat(published).st_mode):
@@ -82,7 +82,7 @@ class BlockMounter:
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
         source = _block(volume.source)
         data = self._data(source)
-        await asyncio.to_thread(self._unmap, source.spec_name, uid)
+        await in_thread(self._unmap, source.spec_name, uid)
         driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
         target = self._layout.block_publish(source.spec_name, uid)
         request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))

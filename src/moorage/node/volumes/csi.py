@@ -17,6 +17,7 @@ from moorage.log import get_logger
 from moorage.node.layout import CSI_PLUGIN, Layout, PodUid, attachment_name
 from moorage.node.plugins.registry import Driver, DriverMissing, Registry
 from moorage.node.removal import remove_empty, remove_empty_tree
+from moorage.node.threads import in_thread
 from moorage.node.volumes import metadata, ownership, rules, wire
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
@@ -112,7 +113,7 @@ class FilesystemMounter:
             driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
             request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
             await called("pod", driver.client.NodeUnpublishVolume(request))
-        await asyncio.to_thread(ensure_unmounted, target)
+        await in_thread(ensure_unmounted, target)
         remove_empty(target)
         metadata.remove(directory)
         remove_empty(directory)
@@ -121,7 +122,7 @@ class FilesystemMounter:
         source = _csi(volume.source)
         directory = self._layout.staging(source.driver, source.handle)
         target = directory / "globalmount"
-        held_by = self._references(target)
+        held_by = await in_thread(self._references, target)
         if held_by:
             raise StepFailed(Failure.TRANSIENT, "device", f"{target} is still mounted at {', '.join(sorted(held_by))}")
         data = _data_or(directory, None)
@@ -130,7 +131,7 @@ class FilesystemMounter:
             if rules.STAGE in capabilities:
                 request = pb.NodeUnstageVolumeRequest(volume_id=data["volumeHandle"], staging_target_path=str(target))
                 await called("device", driver.client.NodeUnstageVolume(request))
-        await asyncio.to_thread(ensure_unmounted, target)
+        await in_thread(ensure_unmounted, target)
         remove_empty(target)
         metadata.remove(directory)
         remove_empty(directory)
@@ -172,7 +173,7 @@ class FilesystemMounter:
 
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.to_thread(
+            await in_thread(
                 ownership.apply_group,
                 target,
                 use.fs_group,

@@ -4,6 +4,7 @@ Owns: the rules of the node's part of expansion, NodeExpandVolume, and the claim
 Start reading at: `Grower.grow`, `decide`.
 """
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,6 +30,7 @@ log = get_logger(__name__)
 
 _RESIZE_CONDITIONS = frozenset({"Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"})
 _NOT_REQUIRED = "volume.kubernetes.io/node-expansion-not-required"
+_NOT_YET = "waiting for the claim's resize state"
 _INFEASIBLE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND"})
 
 
@@ -91,6 +93,8 @@ class Grower:
         if not 0 < use.claim_size_bytes < use.size_bytes or volume.growth_refused or not use.claim_expands:
             return Outcome(size_bytes=max(use.claim_size_bytes, volume.size_bytes))
         outcome = await self.grow(use, volume)
+        if outcome.message == _NOT_YET:  # its time comes while the pod runs
+            return Outcome(size_bytes=use.claim_size_bytes)
         if outcome.failure is not None and not outcome.growth_refused:
             raise StepFailed(Failure.UNCERTAIN, "expand", outcome.message)
         return outcome
@@ -109,7 +113,7 @@ class Grower:
             return Outcome(size_bytes=use.size_bytes)
         decision = decide(claim, use.size_bytes)
         if decision.choice is Choice.NOTHING:
-            return Outcome(Failure.TRANSIENT, "expand", "waiting for the claim's resize state")
+            return Outcome(Failure.TRANSIENT, "expand", _NOT_YET)
         if decision.choice is Choice.RECORD:
             return Outcome(size_bytes=max(decision.target_bytes, use.size_bytes))
         return await self._expand(use, source, claim, decision)
@@ -188,8 +192,6 @@ class Grower:
 
 
 def _with_error(claim: PersistentVolumeClaim, message: str) -> list[Any]:
-    import time
-
     kept = [as_document(one) for one in claim.status.conditions if one.type != "NodeResizeError"]
     now = timestamp_text(time.time())
     return [*kept, {"type": "NodeResizeError", "status": "True", "message": message, "lastTransitionTime": now}]

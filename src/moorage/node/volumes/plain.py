@@ -4,7 +4,6 @@ Owns: their directories below the pod, and a tmpfs for what must not reach a dis
 Start reading at: `PlainMounter.publish`.
 """
 
-import asyncio
 import base64
 import os
 import stat
@@ -19,6 +18,7 @@ from moorage.kube.quantity import Quantity
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
 from moorage.node.removal import remove_empty_up_to, remove_tree
+from moorage.node.threads import in_thread
 from moorage.node.volumes import ownership
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.payload import File, write_payload
@@ -76,7 +76,7 @@ class PlainMounter:
             return
         directory = self._layout.plain_volume(use.pod.uid, source.plugin, source.spec_name)
         payload = await self._payload(use, body) if source.plugin != "kubernetes.io/empty-dir" else None
-        await asyncio.to_thread(self._make, use, source, directory, payload)
+        await in_thread(self._make, use, source, directory, payload)
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
         source = _plain(volume.source)
@@ -84,7 +84,7 @@ class PlainMounter:
         if source.plugin == "kubernetes.io/host-path":
             return
         directory = self._layout.plain_volume(uid, source.plugin, source.spec_name)
-        await asyncio.to_thread(_remove, directory)
+        await in_thread(_remove, directory)
         remove_empty_up_to(directory.parent, self._layout.pod(uid))
 
     async def unstage(self, volume: ActualVolume) -> None:

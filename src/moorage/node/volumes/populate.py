@@ -5,7 +5,7 @@ Start reading at: `uses_of`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moorage.errors import MoorageError
@@ -210,8 +210,6 @@ def _check_mode(use: Use, name: str, mounted: set[str], mapped: set[str]) -> Non
 
 
 def _merged(one: Use, other: Use) -> Use:
-    from dataclasses import replace
-
     return replace(
         other, outer_names=(*one.outer_names, *other.outer_names), read_only=one.read_only and other.read_only
     )
