@@ -14,7 +14,7 @@ ROUNDS = 5
 
 
 class Writer(threading.Thread):
-    """Writes and syncs without a pause; remembers the longest time one write took."""
+    """Writes through the page cache every 2 ms; remembers the longest time one write took."""
 
     def __init__(self, path):
         super().__init__()
