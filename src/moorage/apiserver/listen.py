@@ -90,7 +90,7 @@ class Listener:
     async def open_unix(self, path: Path) -> None:
         await self._ready()
         path.unlink(missing_ok=True)
-        site = web.UnixSite(self._runner, str(path))
+        site = web.UnixSite(self._runner, str(path), backlog=1024)
         await site.start()
         path.chmod(0o600)
         self._sites.append(site)

@@ -314,6 +314,9 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 def _opened(path: Path | None) -> sqlite3.Connection:
     """The database with full durability; without a path it lives in memory, for tests that need no disk."""
+    if path is not None:
+        path.touch(mode=0o600)  # Secrets are in it; SQLite gives its other files the same mode
+        path.chmod(0o600)
     db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")

@@ -46,6 +46,13 @@ async def test_the_kubeconfig_is_private_and_its_certificate_opens_the_door(tmp_
                 await session.get(MAPS)
 
 
+async def test_the_state_on_disk_is_private(tmp_path):
+    tmp_path.chmod(0o755)
+    async with serve(tmp_path, in_memory=False) as server:
+        files = [path for path in server.config.data_dir.rglob("*") if path.is_file()]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
 async def test_only_loopback_unless_asked(tmp_path):
     with pytest.raises(UsageError, match="loopback"):
         ApiServer(Config(tmp_path, host="0.0.0.0"))
