@@ -159,6 +159,11 @@ class Pool:
         return self._context.config
 
     @property
+    def context(self) -> Context:
+        """What the other modules of this package work with: directories, ledger, locks."""
+        return self._context
+
+    @property
     def filesystem(self) -> str:
         """The type of the filesystem that the pool lies on."""
         return self._context.fstype

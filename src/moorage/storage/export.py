@@ -1,0 +1,278 @@
+"""Export: a snapshot or a volume at rest as a stream (see `stream`), to a file or a pipe.
+
+Owns: what is exported (everything, or what changed since a snapshot), identities of contents, and going on with a
+file that was left unfinished.
+May not touch: volumes' records; it only reads the pool.
+Start reading at: `subject_of`, `export_to_file`, `export_to_pipe`.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from moorage.errors import UsageError
+from moorage.host.errors import host_error
+from moorage.host.extents import Progress, Range, data_ranges
+from moorage.storage.errors import ImageMissing, InvalidValue, StorageError, VolumeInUse
+from moorage.storage.layout import fsync_path, read_file
+from moorage.storage.model import Kind, Snapshot, Volume
+from moorage.storage.pool import Pool
+from moorage.storage.prefetch import ahead
+from moorage.storage.records import PoolRecord, decoded
+from moorage.storage.stream import CHUNK_BYTES, DATA, HEAD, MAGIC, TAIL, ZERO, Frame, Header, Position, scan
+from moorage.storage.usage import observe
+
+PARTIAL = ".partial"
+_ZEROS = bytes(CHUNK_BYTES)
+Piece = tuple[Frame, bytes, memoryview]
+
+
+class ChangedMeanwhile(StorageError):
+    """A volume was written to while it was exported, or since; its stream is of no use."""
+
+    code = "ABORTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What goes into a stream: the header, the file, and the ranges of it from an offset on."""
+
+    header: Header
+    data: Path
+    ranges: Callable[[int], Iterator[Range]]
+    check: Callable[[], None] = lambda: None
+
+    @property
+    def is_delta(self) -> bool:
+        return bool(self.header.base)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export did; `resumed_at` is where it went on, in bytes of the stream."""
+
+    data_bytes: int
+    stream_bytes: int
+    frames: int
+    resumed_at: int = 0
+
+
+def subject_of(pool: Pool, source: Snapshot | Volume, since: Snapshot | None = None) -> Subject:
+    """A snapshot, whole or what changed since an older one; or a volume that nobody uses."""
+    if source.kind is not Kind.IMAGE:
+        raise InvalidValue(
+            "source", f"{source.id} is a directory volume, which has no blocks; archive its files instead"
+        )
+    if isinstance(source, Volume):
+        if since is not None:
+            raise InvalidValue("since", "only a snapshot can be compared with a snapshot; cut one first")
+        return _volume_at_rest(pool, source)
+    volume = pool.find_volume(source.volume_id)
+    header = Header(
+        source=identity_of(pool, source),
+        volume_id=source.volume_id,
+        volume_name=volume.name if volume is not None else source.volume_id,
+        filesystem=source.filesystem,
+        size_bytes=source.size_bytes,
+        snapshot_id=source.id,
+        base=identity_of(pool, since) if since is not None else "",
+        base_snapshot_id=since.id if since is not None else "",
+        data_bytes=source.data_bytes,
+        created_ns=source.created_ns,
+    )
+    if since is None:
+        return Subject(header, source.data, lambda start: pool.allocated(source.id, start).ranges)
+    base = since.id
+    pool.changed(base, source.id)  # says now what is wrong with the pair
+    return Subject(header, source.data, lambda start: pool.changed(base, source.id, start).ranges)
+
+
+def identity_of(pool: Pool, snapshot: Snapshot) -> str:
+    """The same for the same content wherever it is known, and for no other: pool, snapshot and its time."""
+    return _digest(pool_id(pool), "snapshot", snapshot.id, str(snapshot.created_ns))
+
+
+def pool_id(pool: Pool) -> str:
+    path = os.path.join(pool.directory, "pool.json")
+    return decoded(read_file(path), PoolRecord, path).id
+
+
+def _volume_at_rest(pool: Pool, volume: Volume) -> Subject:
+    found = _stat(volume)
+
+    def check() -> None:
+        use = observe(volume.data, volume.kind)
+        if use:
+            raise VolumeInUse(
+                f"volume {volume.id} is in use ({use.holders}) and pool {pool.name} has no reflinks; "
+                "cut a snapshot and export that"
+            )
+        now = _stat(volume)
+        if (now.st_ino, now.st_mtime_ns, now.st_size) != (found.st_ino, found.st_mtime_ns, found.st_size):
+            raise ChangedMeanwhile(f"volume {volume.id} was changed while it was exported")
+
+    def ranges(start: int) -> Iterator[Range]:
+        with _reading(volume.data) as fd:
+            yield from data_ranges(fd, start)
+
+    check()
+    header = Header(
+        source=_digest(pool_id(pool), "volume", volume.id, str(found.st_ino), str(found.st_mtime_ns)),
+        volume_id=volume.id,
+        volume_name=volume.name,
+        filesystem=volume.filesystem,
+        size_bytes=found.st_size,
+        data_bytes=min(found.st_size, found.st_blocks * 512),
+        created_ns=found.st_mtime_ns,
+    )
+    return Subject(header, volume.data, ranges, check)
+
+
+def export_to_file(
+    subject: Subject, path: Path, progress: Progress | None = None, *, resume: bool = False, sync: bool = True
+) -> Exported:
+    """Write the stream to `path`, which appears when it is whole; until then it is `path`.partial."""
+    partial = path.with_name(path.name + PARTIAL)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if resume else os.O_TRUNC)
+    try:
+        fd = os.open(partial, flags, 0o600)
+    except OSError as failed:
+        raise host_error("write", partial, failed) from failed
+    try:
+        start = _resumable(fd, subject, partial) if resume else Position()
+        os.ftruncate(fd, start.at)
+        os.lseek(fd, start.at, os.SEEK_SET)
+        done = _send(subject, fd, start, 0, progress)
+        if sync:
+            os.fsync(fd)
+    except OSError as failed:
+        raise host_error("write", partial, failed) from failed
+    finally:
+        os.close(fd)
+    os.rename(partial, path)
+    if sync:
+        fsync_path(os.fspath(path.absolute().parent))
+    return done
+
+
+def export_to_pipe(subject: Subject, fd: int, progress: Progress | None = None, *, skip: int = 0) -> Exported:
+    """Write the stream to a pipe, without its first `skip` bytes, which the other side has already."""
+    try:
+        return _send(subject, fd, Position(), skip, progress)
+    except BrokenPipeError as failed:
+        raise StorageError("the reader of the stream has gone away") from failed
+    except OSError as failed:
+        raise host_error("write the stream to", f"descriptor {fd}", failed) from failed
+
+
+def _resumable(fd: int, subject: Subject, partial: Path) -> Position:
+    found = scan(fd)
+    if found is None:
+        return Position()
+    if found.header != subject.header:
+        other = found.header.snapshot_id or found.header.volume_id
+        raise UsageError(f"{partial} holds the beginning of another export (of {other}); remove it to begin anew")
+    return found.position
+
+
+def _send(subject: Subject, fd: int, start: Position, skip: int, progress: Progress | None) -> Exported:
+    out = _Out(fd, start.copied(), skip)
+    if start.at == 0:
+        payload = msgspec.json.encode(subject.header)
+        out.begin(Frame(HEAD, 0, len(payload), zlib.crc32(payload)), payload)
+    total = subject.header.data_bytes
+    for frame, head, payload_view in ahead(_pieces(subject, start.offset)):
+        out.put(frame, head, payload_view)
+        if progress is not None:
+            done = out.position.data_bytes
+            progress(done, max(total, done))
+    subject.check()
+    trailer = out.position.trailer()
+    frame = Frame(TAIL, 0, len(trailer), zlib.crc32(trailer))
+    out.put(frame, frame.encoded(), memoryview(trailer))
+    at = out.position
+    return Exported(at.data_bytes, at.at, at.frames, start.at)
+
+
+class _Out:
+    """The writing end; bytes before `skip` are counted and not sent."""
+
+    def __init__(self, fd: int, position: Position, skip: int) -> None:
+        self._fd = fd
+        self._skip = skip
+        self.position = position
+
+    def begin(self, frame: Frame, payload: bytes) -> None:
+        self._write([memoryview(MAGIC)])
+        self.position.at = len(MAGIC)
+        self.put(frame, frame.encoded(), memoryview(payload))
+
+    def put(self, frame: Frame, head: bytes, payload: memoryview) -> None:
+        self._write([memoryview(head), payload] if len(payload) else [memoryview(head)])
+        self.position.advance(frame, head)
+
+    def _write(self, parts: Sequence[memoryview]) -> None:
+        waiting = []
+        for part in parts:
+            left = min(self._skip, len(part))
+            self._skip -= left
+            if left < len(part):
+                waiting.append(part[left:])
+        while waiting:
+            sent = os.writev(self._fd, waiting)
+            while waiting and sent >= len(waiting[0]):
+                sent -= len(waiting.pop(0))
+            if sent:
+                waiting[0] = waiting[0][sent:]
+
+
+def _pieces(subject: Subject, start: int) -> Iterator[Piece]:
+    """Frames with their bytes from an offset on. Zeros are left out of a full stream, and told in a delta."""
+    with _reading(subject.data) as fd:
+        for piece in subject.ranges(start):
+            offset, end = max(piece.offset, start), min(piece.end, subject.header.size_bytes)
+            while offset < end:
+                length = min(end, (offset // CHUNK_BYTES + 1) * CHUNK_BYTES) - offset
+                payload = os.pread(fd, length, offset)
+                if len(payload) != length:
+                    raise ImageMissing(f"{subject.data} ends at {offset + len(payload)}, inside of its data")
+                if payload != (_ZEROS if length == CHUNK_BYTES else bytes(length)):
+                    frame = Frame(DATA, offset, length, zlib.crc32(payload))
+                    yield frame, frame.encoded(), memoryview(payload)
+                elif subject.is_delta:
+                    frame = Frame(ZERO, offset, length)
+                    yield frame, frame.encoded(), memoryview(b"")
+                offset += length
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _stat(volume: Volume) -> os.stat_result:
+    try:
+        found = os.lstat(volume.data)
+    except OSError as failed:
+        raise ImageMissing(f"the data of volume {volume.id}: {failed.strerror}") from failed
+    if not stat.S_ISREG(found.st_mode):
+        raise ImageMissing(f"the data of volume {volume.id} is not a regular file")
+    return found
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as failed:
+        raise ImageMissing(f"{path}: {failed.strerror}") from failed
+    try:
+        yield fd
+    finally:
+        os.close(fd)

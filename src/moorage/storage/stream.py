@@ -1,0 +1,238 @@
+"""The export stream: a volume's blocks as frames that check themselves, in a file or a pipe.
+
+Owns: the format (docs/volume.md describes it byte by byte) and the errors of a stream that is not whole.
+May not touch: pools and volumes; it is given bytes and gives frames.
+Start reading at: `Frame`, `StreamReader`, `scan`.
+
+A stream is a magic word and frames of a 32-byte head and a payload: one HEAD (JSON), any number of DATA and ZERO in
+order of offset, one TAIL (JSON). Every head has a checksum of itself and of its payload, and all heads form a chain of
+SHA-256, whose last link the TAIL carries: nothing can be changed, lost or moved without notice, and where a
+stream was cut off, what came before is good.
+"""
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from moorage.errors import InvalidRequest
+from moorage.storage.errors import StorageError
+
+MAGIC = b"MOORAGE1"
+CHUNK_BYTES = 1024 * 1024
+"""DATA frames end where an offset is a multiple of this: the same source gives the same stream, from any start."""
+
+HEAD, DATA, ZERO, TAIL = b"HEAD", b"DATA", b"ZERO", b"TAIL"
+_FIELDS = struct.Struct("<4sIQQI")  # kind, checksum of the payload, offset, length, reserved
+_FRAME = struct.Struct("<28sI")  # the fields, checksum of them
+FRAME_BYTES = _FRAME.size
+_LARGEST_JSON = 1 << 20
+_LARGEST_DATA = 64 << 20
+FORMAT = 1
+
+
+class NotAStream(InvalidRequest):
+    """The input is something else, or of a newer format."""
+
+
+class StreamDamaged(StorageError):
+    """A checksum does not fit, or frames are out of order; nothing after this point can be trusted."""
+
+    code = "DATA_LOSS"
+    retryable = False
+
+
+class StreamCut(StorageError):
+    """The stream ends before its TAIL; what came before is good, and the rest can follow later."""
+
+    code = "DATA_LOSS"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The head of a frame. `length` is that of the payload; a ZERO has none, and stands for so many zeros."""
+
+    kind: bytes
+    offset: int
+    length: int
+    checksum: int = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        return 0 if self.kind == ZERO else self.length
+
+    def encoded(self) -> bytes:
+        fields = _FIELDS.pack(self.kind, self.checksum, self.offset, self.length, 0)
+        return _FRAME.pack(fields, zlib.crc32(fields))
+
+    @staticmethod
+    def decoded(raw: bytes, at: int) -> "Frame":
+        fields, checksum = _FRAME.unpack(raw)
+        if zlib.crc32(fields) != checksum:
+            raise StreamDamaged(f"the stream is damaged at byte {at}: the checksum of a frame's head is wrong")
+        kind, payload, offset, length, _ = _FIELDS.unpack(fields)
+        if kind not in (HEAD, DATA, ZERO, TAIL):
+            raise StreamDamaged(f"the stream is damaged at byte {at}: {kind!r} is no kind of frame")
+        if length > {DATA: _LARGEST_DATA, ZERO: 1 << 63}.get(kind, _LARGEST_JSON):
+            raise StreamDamaged(f"the stream is damaged at byte {at}: a frame of {length} bytes is too long")
+        return Frame(kind, offset, length, payload)
+
+
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is in the stream. `source` and `base` are identities of contents, not names; no base: everything is here."""
+
+    source: str
+    volume_id: str
+    volume_name: str
+    filesystem: str
+    size_bytes: int
+    snapshot_id: str = ""
+    base: str = ""
+    base_snapshot_id: str = ""
+    data_bytes: int = 0
+    created_ns: int = 0
+    format: int = FORMAT
+
+
+class Trailer(msgspec.Struct, frozen=True):
+    """How much came before, and the last link of the chain."""
+
+    frames: int
+    data_bytes: int
+    chain: str
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a stream has been written or read; enough to go on from there."""
+
+    at: int = 0
+    frames: int = 0
+    data_bytes: int = 0
+    offset: int = 0
+    chain: bytes = bytes(32)
+
+    def advance(self, frame: Frame, encoded: bytes) -> None:
+        self.chain = hashlib.sha256(self.chain + encoded).digest()
+        self.at += FRAME_BYTES + frame.payload_bytes
+        if frame.kind in (DATA, ZERO):
+            self.frames += 1
+            self.offset = frame.offset + frame.length
+        if frame.kind == DATA:
+            self.data_bytes += frame.length
+
+    def trailer(self) -> bytes:
+        return msgspec.json.encode(Trailer(self.frames, self.data_bytes, self.chain.hex()))
+
+    def copied(self) -> "Position":
+        return Position(self.at, self.frames, self.data_bytes, self.offset, self.chain)
+
+
+class StreamReader:
+    """Frames from a file or pipe, each checked before it is given out."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.position = Position()
+        self.header = self._read_header()
+
+    def frames(self) -> Iterator[tuple[Frame, memoryview, Position]]:
+        """DATA and ZERO frames with the position after each, up to a TAIL that fits; StreamCut without one."""
+        while True:
+            before = self.position.copied()
+            frame, payload = self._next()
+            if frame.kind == TAIL:
+                _check_tail(payload, before)
+                return
+            if frame.kind == HEAD or frame.offset < before.offset:
+                raise StreamDamaged(f"the stream is damaged at byte {before.at}: a frame is out of order")
+            if frame.offset + frame.length > self.header.size_bytes:
+                raise StreamDamaged(f"the stream is damaged at byte {before.at}: a frame lies outside of the volume")
+            yield frame, payload, self.position.copied()
+
+    def skip_to(self, position: Position) -> bool:
+        """Go on from a position of an earlier reading; False where the input cannot seek."""
+        try:
+            os.lseek(self._fd, position.at, os.SEEK_SET)
+        except OSError:
+            return False
+        self.position = position.copied()
+        return True
+
+    def _read_header(self) -> Header:
+        magic = self._exactly(len(MAGIC), may_end=True)
+        if magic != MAGIC:
+            raise NotAStream("the input is no export of a volume: it does not begin with MOORAGE1")
+        self.position.at = len(MAGIC)
+        frame, payload = self._next()
+        if frame.kind != HEAD:
+            raise StreamDamaged("the stream does not begin with its header")
+        try:
+            found = msgspec.json.decode(payload, type=Header)
+        except msgspec.DecodeError as failed:
+            raise NotAStream(f"the stream's header cannot be read: {failed}") from failed
+        if found.format > FORMAT:
+            raise NotAStream(f"the stream has format {found.format}, this version reads up to {FORMAT}")
+        return found
+
+    def _next(self) -> tuple[Frame, memoryview]:
+        raw = bytes(self._exactly(FRAME_BYTES))
+        frame = Frame.decoded(raw, self.position.at)
+        payload = memoryview(self._exactly(frame.payload_bytes))
+        if zlib.crc32(payload) != frame.checksum:
+            raise StreamDamaged(
+                f"the stream is damaged at byte {self.position.at}: the checksum of {frame.length} bytes "
+                f"for offset {frame.offset} is wrong"
+            )
+        self.position.advance(frame, raw)
+        return frame, payload
+
+    def _exactly(self, length: int, may_end: bool = False) -> bytearray:
+        buffer = bytearray(length)
+        view, filled = memoryview(buffer), 0
+        while filled < length:
+            count = os.readv(self._fd, [view[filled:]])
+            if count == 0:
+                if may_end:
+                    return buffer[:0]
+                raise StreamCut(f"the stream ends early, at byte {self.position.at}: it is not complete")
+            filled += count
+        return buffer
+
+
+def _check_tail(payload: memoryview, before: Position) -> None:
+    try:
+        found = msgspec.json.decode(payload, type=Trailer)
+    except msgspec.DecodeError as failed:
+        raise StreamDamaged(f"the stream's trailer cannot be read: {failed}") from failed
+    if found != Trailer(before.frames, before.data_bytes, before.chain.hex()):
+        raise StreamDamaged("the stream's trailer does not fit to what came before it: frames were lost or changed")
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """A stream in a file: its header, the end of the last good frame, and whether the TAIL is there."""
+
+    header: Header
+    position: Position
+    is_complete: bool
+
+
+def scan(fd: int) -> Scanned | None:
+    """What a file holds of a stream; None if not even the header. Every checksum is verified."""
+    os.lseek(fd, 0, os.SEEK_SET)
+    try:
+        reader = StreamReader(fd)
+    except (StreamCut, StreamDamaged, NotAStream):
+        return None
+    last = reader.position.copied()
+    try:
+        for _, _, after in reader.frames():
+            last = after
+    except (StreamCut, StreamDamaged):
+        return Scanned(reader.header, last, False)
+    return Scanned(reader.header, last, True)
