@@ -36,6 +36,7 @@ _PAGE = 1000
 _TRIES = 5
 _LONGEST_WAIT_S = 30.0
 _DEFAULT_TIMEOUT_S = 60.0
+_AT_ONCE = 100  # requests in flight, watches not counted; a unix socket takes 128 connections in one go
 _READS = frozenset({"GET", "HEAD"})
 
 
@@ -74,6 +75,7 @@ class Client:
         self._limiter = Limiter(qps, burst or max(1, int(qps * 2)))
         self._host = config.unix_socket or config.server.partition("://")[2]
         self._session: aiohttp.ClientSession | None = None
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._is_closed = False
         self._codec = Codec()
         self.requests_sent = 0
@@ -254,7 +256,10 @@ class Client:
         for attempt in range(1, _TRIES + 1):
             wait_s = min(5.0, 0.05 * 4 ** (attempt - 1)) * random.uniform(0.8, 1.2)
             try:
-                async with self._send(method, path, data, query or {}, content_type, timeout) as response:
+                async with (
+                    self._slots,
+                    self._send(method, path, data, query or {}, content_type, timeout) as response,
+                ):
                     answer = await response.read()
                     if response.status < 400:
                         return answer
