@@ -89,6 +89,7 @@ class Agent:
         self.volumes = self._volume_manager()
         self.runtime = Runtime(lambda container: self.pods.container_ended(container))
         self.statuses = StatusWriter(client)
+        self.cgroups = Cgroups(config.node_name)
         self.pods = self._pod_manager()
         self.stats = VolumeStats(self.layout, self.registry, self.volumes)
         self.endpoint = Endpoint(self.pods, self.runtime, self.stats, config, client)
@@ -112,7 +113,7 @@ class Agent:
             volumes=self.volumes,
             runtime=self.runtime,
             specs=SpecMaker(self.layout, self.fetch, self.volumes, hide, self.config.address),
-            cgroups=Cgroups(self.config.node_name),
+            cgroups=self.cgroups,
             statuses=self.statuses,
             recorder=self.recorder,
             host_ip=self.config.address,
@@ -203,6 +204,7 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
         await node.stopped(remove=config.on_stop == REMOVE)
         for task in running:
             task.cancel()
+    agent.cgroups.remove_own()
     log.info("agent stopped", node=config.node_name)
 
 

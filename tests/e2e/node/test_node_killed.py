@@ -25,7 +25,7 @@ pytestmark = pytest.mark.root
 NODE = "e2e-node"
 
 
-async def until(condition, timeout_s=30.0, what="condition"):
+async def until(condition, timeout_s=60.0, what="condition"):
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()

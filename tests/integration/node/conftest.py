@@ -17,7 +17,7 @@ from moorage.node.run import Agent, AgentConfig, run
 from moorage.node.testing import ScriptedDriver
 
 
-async def until(condition, timeout_s=20.0, what="condition"):
+async def until(condition, timeout_s=60.0, what="condition"):
     """Wait for a condition (sync or async) to hold; its last value is the result."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -161,14 +161,14 @@ class Lab:
             "default",
         )
 
-    async def phase(self, name, wanted, timeout_s=20.0):
+    async def phase(self, name, wanted, timeout_s=60.0):
         async def reached():
             pod = await self.client.find(Pod, name, "default")
             return pod if pod is not None and pod.status.phase == wanted else None
 
         return await until(reached, timeout_s, f"pod {name} {wanted}")
 
-    async def gone(self, name, timeout_s=20.0):
+    async def gone(self, name, timeout_s=60.0):
         async def absent():
             return await self.client.find(Pod, name, "default") is None
 

@@ -109,7 +109,7 @@ async def test_a_driver_that_dies_in_the_middle_of_staging_is_asked_again_when_i
     await lab.until(lambda: driver.named("NodeStageVolume"))
     await lab.until(lambda: not driver._servers, what="driver dead")
     await driver.start()
-    await lab.phase("p1", "Running", timeout_s=40)
+    await lab.phase("p1", "Running", timeout_s=60)
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.until(lambda: not lab.mounted())
