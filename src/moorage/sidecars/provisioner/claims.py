@@ -52,6 +52,7 @@ class ClaimWorker:
         self._identity = volumes.identity_of(context.driver.name, context.around.node_name)
         self._slow: SlowSet[tuple[str, str]] = SlowSet(_INFEASIBLE_S)
         self.waiting: set[str] = set()  # claims that failed for something of the cluster, which may change
+        self._uncertain: set[str] = set()  # an earlier call for the claim may have made a volume
         self._again: dict[str, tuple[float, Attempt]] = {}
         self.attempts: dict[str, Attempt] = {}
 
@@ -76,12 +77,15 @@ class ClaimWorker:
         if any(_is_settled(volume) for volume in self._saved(uid)):
             self._end(uid)
             return None
+        if not self._journal.has(uid):
+            await self._journal.note(uid, attempt)
         return await self._carry_out(uid, attempt)
 
     def adopt(self, found: dict[str, Attempt]) -> None:
         """Take over what an earlier leader, or this process before it died, had begun."""
         for uid, attempt in found.items():
             self.attempts.setdefault(uid, attempt)
+        self._uncertain.update(self.attempts)
         for uid in self.attempts:
             self._queue.add(uid)
 
@@ -108,7 +112,7 @@ class ClaimWorker:
         text = f"asking driver {self._context.driver.name} to make a volume for class {attempt.class_name}"
         saying = loop.call_later(_SAY_AFTER_S, self._events.normal, attempt.claim, "Provisioning", text)
         try:
-            made = await self._create(attempt)
+            made = await self._create(uid, attempt)
             await self._save(attempt, made)
         except ProvisionError as error:
             about = self._claim(uid) or attempt.claim
@@ -123,7 +127,7 @@ class ClaimWorker:
             await self._protection.release_snapshot(attempt.source)
         return None
 
-    async def _create(self, attempt: Attempt) -> pb.Volume:
+    async def _create(self, uid: str, attempt: Attempt) -> pb.Volume:
         context = self._context
         request = pb.CreateVolumeRequest()
         request.CopyFrom(attempt.request)
@@ -139,6 +143,10 @@ class ClaimWorker:
                 for tell in context.on_exhausted:
                     tell(attempt.class_name)
             state = state_after(error, context.driver.capabilities.has_topology, attempt.has_selected_node)
+            if uid in self._uncertain and error.code in ("UNKNOWN", "INTERNAL"):
+                state = State.BACKGROUND  # says that this call failed, not that an earlier one made nothing
+            elif state is State.BACKGROUND:
+                self._uncertain.add(uid)
             raise ProvisionError(str(error), state) from error
         made = response.volume
         fault = _fault_of(attempt, made)
@@ -248,6 +256,7 @@ class ClaimWorker:
 
     def _end(self, uid: str) -> None:
         attempt = self.attempts.pop(uid, None)
+        self._uncertain.discard(uid)
         wait_s = self._journal.forget(uid) if attempt is not None else 0.0
         if attempt is not None and wait_s > 0:
             self._again[uid] = (time.monotonic() + wait_s, attempt)
@@ -260,6 +269,7 @@ class ClaimWorker:
             return None
         del self._again[uid]
         self.attempts[uid] = attempt
+        self._uncertain.add(uid)
         return attempt
 
 

@@ -86,6 +86,10 @@ class Journal:
                 self._forgotten.add(key)
         return found
 
+    def has(self, uid: str) -> bool:
+        """Whether this instance has noted the attempt itself; another's note may be removed by others still."""
+        return not self.is_enabled or f"{uid}.{self._instance}" in self._mine
+
     async def note(self, uid: str, attempt: Attempt) -> None:
         """Return when the attempt is safe: written down, or known to be impossible to write down."""
         if not self.is_enabled:
