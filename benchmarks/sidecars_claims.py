@@ -195,6 +195,24 @@ async def measure(options: argparse.Namespace, folder: Path) -> Run:
     return run
 
 
+async def preload(client: Client, driver: str, count: int) -> None:
+    """Volumes of the driver that nobody claims: what a cluster with many volumes costs at rest."""
+    slots = asyncio.Semaphore(32)
+
+    async def one(number: int) -> None:
+        spec = {
+            "capacity": {"storage": "8Mi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "old",
+            "persistentVolumeReclaimPolicy": "Retain",
+            "csi": {"driver": driver, "volumeHandle": f"old-{number}", "volumeAttributes": {"some": "attribute"}},
+        }
+        async with slots:
+            await client.create(PersistentVolume, {"metadata": {"name": f"old-{number}"}, "spec": spec})
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+
+
 async def drive(options: argparse.Namespace, client: Client, driver: str, pid: int, run: Run) -> None:
     body = {
         "metadata": {"name": "fast"},
@@ -208,6 +226,7 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
     keys = ["topology.moorage.dev/node"] if driver == "csi.moorage.dev" else []
     drivers = [{"name": driver, "nodeID": "n1", "topologyKeys": keys}]
     await client.create(CSINode, {"metadata": {"name": "n1", "ownerReferences": [owner]}, "spec": {"drivers": drivers}})
+    await preload(client, driver, options.preload)
     claims, volumes = Informer(client, PersistentVolumeClaim), Informer(client, PersistentVolume)
     bound_at: dict[str, float] = {}
 
@@ -259,7 +278,7 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
             await client.delete(PersistentVolumeClaim, name, "default")
 
     await asyncio.gather(*(drop(f"c{i}") for i in range(options.claims)))
-    await until(lambda: len(volumes) == 0 and len(claims) == 0, options.limit)
+    await until(lambda: len(volumes) == options.preload and len(claims) == 0, options.limit)
     run.deleted_s = time.monotonic() - start
     if options.count:
         print("  requests for deleting:", dict(run.requests.most_common(8)))
@@ -275,6 +294,7 @@ def main() -> None:
     parser.add_argument("--provisioner", default="moorage")
     parser.add_argument("--roles", nargs="*", default=[])
     parser.add_argument("--idle", type=float, default=10.0)
+    parser.add_argument("--preload", type=int, default=0, help="volumes that exist before: shows the growth of cost")
     parser.add_argument("--limit", type=float, default=300.0, help="give up after this many seconds")
     parser.add_argument("--count", action="store_true")
     options = parser.parse_args()

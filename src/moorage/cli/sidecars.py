@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 
 from moorage.kube.client import Client
 from moorage.kube.config import load
@@ -43,7 +44,8 @@ def sidecars(
         return
     wanted = Wanted(settings, _surroundings(), frozenset(role_named(role) for role in roles))
     check(wanted)
-    asyncio.run(_until_stopped(wanted))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_stopped(wanted))
 
 
 def _surroundings() -> Surroundings:
