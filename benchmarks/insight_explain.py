@@ -152,7 +152,7 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> None:
             shell = await asyncio.to_thread(ask_from_shell, kubeconfig, reference, 5)
             median, worst = statistics.median(times), max(times)
             print(
-                f"{reference:18} first {first * 1e3:4.0f} ms, median {median * 1e3:4.0f} ms, worst {worst * 1e3:4.0f} ms, "
+                f"{reference:18} first {first * 1e3:4.0f} ms, median {median * 1e3:4.0f}, worst {worst * 1e3:4.0f}, "
                 f"{requests} requests, from a shell {shell * 1e3:4.0f} ms; ratio to the promise {first / PROMISE_S:.2f}"
             )
             print(f"    {sentence[:140]}")

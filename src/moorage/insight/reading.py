@@ -291,8 +291,17 @@ class Reader:
         if content:
             work.append(self._content(content))
         if snapshot.is_deleting:
-            work.append(self.all(PersistentVolumeClaim, snapshot.namespace))
+            work.append(self._restores_of(snapshot))
         await asyncio.gather(*work)
+
+    async def _restores_of(self, snapshot: VolumeSnapshot) -> None:
+        """The claims that are being filled from a snapshot: they keep it."""
+        await self.all(PersistentVolumeClaim, snapshot.namespace)
+        for claim in list(self.world.claims.values()):
+            source = claim.spec.data_source_ref or claim.spec.data_source
+            is_from_it = source is not None and (source.kind, source.name) == ("VolumeSnapshot", snapshot.name)
+            if is_from_it and claim.namespace == snapshot.namespace and claim.status.phase != "Bound":
+                await self.claim(claim.key)
 
     async def _content(self, name: str) -> None:
         await asyncio.gather(self.one(VolumeSnapshotContent, name), self.events(VolumeSnapshotContent, name))

@@ -32,7 +32,7 @@ def deleting_in_use(world: World, claim: PersistentVolumeClaim) -> Finding | Non
         + (" (it has ended)" if users[0].is_terminated else ""),
         f"kubectl -n {claim.namespace} delete pod {users[0].name}",
         (f"finalizer {_PROTECTION}",),
-        users[0],
+        users[0] if users[0].is_deleting else None,
     )
 
 

@@ -199,13 +199,15 @@ def content_lost(world: World, snapshot: VolumeSnapshot) -> Finding | None:
 def fails(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     """CreateSnapshot fails; the error in the content's and the snapshot's status holds the driver's words."""
     content = content_of(world, snapshot)
-    errors = [o.status.error for o in (content, snapshot) if o is not None and o.status is not None and o.status.error]
-    if not is_waiting(snapshot) or not errors:
+    # The snapshot keeps an error until it is ready; the content's is taken back as soon as the driver succeeds.
+    told = content if content is not None and content.status is not None else snapshot
+    error = told.status.error if told.status is not None else None
+    if not is_waiting(snapshot) or error is None:
         return None
     return Finding(
-        f"taking it fails: {errors[0].message}",
+        f"taking it fails: {error.message}",
         f"kubectl -n {snapshot.namespace} describe volumesnapshot {snapshot.name}",
-        said(world.warning(snapshot)),
+        said(world.warning(told)) or said(world.warning(snapshot)),
     )
 
 

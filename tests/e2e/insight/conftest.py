@@ -1,0 +1,256 @@
+"""A cluster for explanations: the embedded API server, controllers by name, a scripted driver and its sidecars.
+
+`expect` asks as the command line does and waits until the wanted cause is told; what was told last is in the failure.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.apiserver.testing import serve
+from moorage.controllers import run as controllers
+from moorage.insight.explain import NoSuchObject, Story, explain
+from moorage.kube.client import Client
+from moorage.kube.config import from_values
+from moorage.kube.objects import (
+    CSIDriver,
+    CSINode,
+    Lease,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    StorageClass,
+    VolumeAttributesClass,
+    VolumeSnapshot,
+    VolumeSnapshotClass,
+)
+from moorage.sidecars.roles import Role
+from moorage.sidecars.run import Wanted, run
+from moorage.sidecars.settings import Settings, Surroundings
+from moorage.sidecars.testing import Abilities, Fault, ScriptedDriver
+
+DRIVER = "test.csi.moorage.dev"
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Lab:
+    """One cluster under test."""
+
+    client: Client
+    driver: ScriptedDriver
+    server: Any
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def expect(
+        self, reference: str, cause: str, *words: str, step: str = "", last: str = "", evidence: str = ""
+    ) -> Story:
+        """Wait until the chain of an explanation holds a cause; its sentence must hold the words.
+
+        `last` is the cause at the chain's end when that is another one; `step` and `evidence` are parts of theirs.
+        """
+        story: Story | None = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        story = await explain(self.client, reference, "default")
+                    except NoSuchObject:
+                        story = None
+                    link = next((one for one in story.chain if one.cause == cause), None) if story else None
+                    is_told = link is not None and all(word in link.sentence for word in words)
+                    if story and is_told and story.cause == (last or cause) and _shows(story, step, evidence):
+                        break
+                    await asyncio.sleep(0.03)
+        except TimeoutError:
+            pytest.fail(f"{reference}: wanted {cause} with {words} and step {step!r}, was told {story}")
+        assert story.stuck
+        assert story.sentence.startswith(f"{reference}: ")
+        assert "\n" not in story.sentence
+        return story
+
+    async def well(self, reference: str) -> Story:
+        """Wait until nothing is wrong with an object."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                story = await explain(self.client, reference, "default")
+                if not story.stuck:
+                    assert "nothing is wrong" in story.sentence
+                    return story
+                await asyncio.sleep(0.03)
+
+    def control(self, *names: str) -> None:
+        """Start controllers."""
+        client = Client(from_values(self.server.insecure_url, self.server.token), identity="controllers")
+
+        async def work() -> None:
+            async with client:
+                await controllers.run(client, controllers.Settings(names=names))
+
+        self.tasks.append(asyncio.create_task(work(), name="controllers"))
+
+    def sidecars(self, *roles: str, **settings: Any) -> asyncio.Task[None]:
+        """Start sidecars of the scripted driver."""
+        given = {"csi_address": self.driver.endpoint, "retry_interval_start_s": 0.1, "retry_interval_max_s": 0.5}
+        wanted = Wanted(
+            Settings(**(given | settings)),
+            Surroundings(namespace="default", hostname="host-1"),
+            frozenset(Role(role) for role in roles),
+        )
+        api = from_values(self.server.insecure_url, self.server.token)
+        task = asyncio.create_task(run(wanted, api), name="sidecars")
+        self.tasks.append(task)
+        return task
+
+    def refuse(self, method: str, code: str) -> None:
+        """The driver answers every call of a method with a code, from now on."""
+        before = self.driver.chooser
+        self.driver.chooser = lambda name, request: (
+            Fault(code) if name == method else before(name, request) if before else None
+        )
+
+    async def storage_class(self, name: str = "fast", late: bool = False, default: bool = False, **more: Any) -> None:
+        notes = {"storageclass.kubernetes.io/is-default-class": "true"} if default else {}
+        body = {
+            "metadata": {"name": name, "annotations": notes},
+            "provisioner": DRIVER,
+            "allowVolumeExpansion": True,
+            "volumeBindingMode": "WaitForFirstConsumer" if late else "Immediate",
+        }
+        await self.client.create(StorageClass, body | more)
+
+    async def csi_driver(self, **spec: Any) -> None:
+        await self.client.create(CSIDriver, {"metadata": {"name": DRIVER}, "spec": {"attachRequired": False, **spec}})
+
+    async def claim(
+        self, name: str = "data", storage_class: str | None = "fast", size: str = "1Gi", **spec: Any
+    ) -> None:
+        meta = spec.pop("metadata", {})
+        body: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
+        if storage_class is not None:
+            body["storageClassName"] = storage_class
+        await self.client.create(
+            PersistentVolumeClaim, {"metadata": {"name": name, **meta}, "spec": body | spec}, "default"
+        )
+
+    async def bound(self, name: str = "data", **more: Any) -> PersistentVolumeClaim:
+        """A claim that the sidecars have provisioned and the binder has bound."""
+        await self.claim(name, **more)
+        return await self.until(PersistentVolumeClaim, name, lambda claim: claim.status.phase == "Bound")
+
+    async def volume(self, name: str = "pv-1", size: str = "1Gi", **spec: Any) -> None:
+        body = {
+            "capacity": {"storage": size},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "csi": {"driver": DRIVER, "volumeHandle": f"handle-{name}"},
+        }
+        await self.client.create(PersistentVolume, {"metadata": {"name": name}, "spec": body | spec})
+
+    async def node(self, name: str = "node-1", ready: bool = True, count: int | None = None, **labels: str) -> None:
+        spelled = {"kubernetes.io/hostname": name} | {key.replace("__", "/"): value for key, value in labels.items()}
+        notes = {"volumes.kubernetes.io/controller-managed-attach-detach": "true"}
+        made = await self.client.create(Node, {"metadata": {"name": name, "labels": spelled, "annotations": notes}})
+        await self.set_ready(name, ready)
+        driver: dict[str, Any] = {"name": DRIVER, "nodeID": name, "topologyKeys": []}
+        if count is not None:
+            driver["allocatable"] = {"count": count}
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": made.uid}
+        meta = {"name": name, "ownerReferences": [owner]}
+        await self.client.create(CSINode, {"metadata": meta, "spec": {"drivers": [driver]}})
+
+    async def set_ready(self, name: str, ready: bool) -> None:
+        condition = {"type": "Ready", "status": "True" if ready else "Unknown", "reason": "NodeStatusUnknown"}
+        if ready:
+            condition["reason"] = "KubeletReady"
+        status = {"conditions": [condition], "allocatable": {"cpu": "8", "memory": "8Gi", "pods": "100"}}
+        await self.client.patch(Node, name, {"status": status}, subresource="status")
+
+    async def pod(self, name: str = "web", *claims: str, node: str = "", **spec: Any) -> None:
+        volumes = [{"name": f"v{at}", "persistentVolumeClaim": {"claimName": one}} for at, one in enumerate(claims)]
+        container = {"name": "main", "image": "host", "command": ["sleep", "1000"]}
+        body = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0}
+        if node:
+            body["nodeName"] = node
+        await self.client.create(Pod, {"metadata": {"name": name}, "spec": body | spec}, "default")
+
+    async def snapshot_class(self, name: str = "snaps", driver: str = DRIVER, default: bool = False) -> None:
+        notes = {"snapshot.storage.kubernetes.io/is-default-class": "true"} if default else {}
+        body = {"metadata": {"name": name, "annotations": notes}, "driver": driver, "deletionPolicy": "Delete"}
+        await self.client.create(VolumeSnapshotClass, body)
+
+    async def snapshot(
+        self, name: str = "snap", claim: str = "data", cls: str | None = "snaps", content: str = ""
+    ) -> None:
+        source = {"volumeSnapshotContentName": content} if content else {"persistentVolumeClaimName": claim}
+        spec = {"source": source, **({"volumeSnapshotClassName": cls} if cls else {})}
+        await self.client.create(VolumeSnapshot, {"metadata": {"name": name}, "spec": spec}, "default")
+
+    async def attributes_class(self, name: str, driver: str = DRIVER, **parameters: str) -> None:
+        body = {"metadata": {"name": name}, "driverName": driver, "parameters": parameters or {"iops": "5"}}
+        await self.client.create(VolumeAttributesClass, body)
+
+    async def lease(self, name: str, renewed: str = "2020-01-01T00:00:00.000000Z") -> None:
+        spec = {"holderIdentity": "host-0", "leaseDurationSeconds": 15, "renewTime": renewed}
+        await self.client.create(Lease, {"metadata": {"name": name}, "spec": spec}, "default")
+
+    async def resize(self, name: str, size: str) -> None:
+        patch = {"spec": {"resources": {"requests": {"storage": size}}}}
+        await self.client.patch(PersistentVolumeClaim, name, patch, "default")
+
+    async def until(self, kind: Any, name: str, is_so: Callable[[Any], bool]) -> Any:
+        """Wait until an object is as wanted, and return it."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                for task in self.tasks:
+                    if task.done() and not task.cancelled():
+                        task.result()
+                found = await self.client.find(kind, name, "default" if kind.resource.namespaced else "")
+                if found is not None and is_so(found):
+                    return found
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def _shows(story: Story, step: str, evidence: str) -> bool:
+    return step in story.next_step and (not evidence or any(evidence in line for line in story.evidence))
+
+
+@contextlib.asynccontextmanager
+async def laboratory(folder: Path) -> AsyncIterator[Lab]:
+    async with (
+        serve(folder / "api") as server,
+        Client(from_values(server.insecure_url, server.token), identity="test") as client,
+        ScriptedDriver(f"unix://{folder}/csi.sock", DRIVER, Abilities()) as driver,
+    ):
+        lab = Lab(client, driver, server)
+        try:
+            yield lab
+        finally:
+            for gate in driver._gates.values():
+                gate.set()
+            await lab.stop()
+
+
+@pytest.fixture
+async def lab(tmp_path_factory):
+    """A cluster without controllers and sidecars; a test starts those that it needs."""
+    async with laboratory(tmp_path_factory.mktemp("lab")) as made:
+        yield made
+
+
+@pytest.fixture
+def told():
+    """What a command printed as JSON."""
+    return json.loads

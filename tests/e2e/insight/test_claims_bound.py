@@ -1,0 +1,133 @@
+"""Why a claim that was bound is not well, made for real: growing, modifying, deleting, losing its volume."""
+
+import pytest
+
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+
+
+@pytest.fixture
+async def bound_lab(lab):
+    """A cluster with a bound claim `data` of 1Gi."""
+    lab.control("binder", "protection")
+    await lab.csi_driver()
+    await lab.storage_class("fast")
+    lab.sidecars("provisioner")
+    await lab.bound("data")
+    return lab
+
+
+async def modify(lab, name):
+    await lab.client.patch(PersistentVolumeClaim, "data", {"spec": {"volumeAttributesClassName": name}}, "default")
+
+
+async def test_nobody_grows_the_volume_and_then_the_class_forbids_it(bound_lab):
+    lab = bound_lab
+    await lab.resize("data", "2Gi")
+    await lab.expect(
+        "pvc/data", "claim-resizer-not-running", f"the resizer of {lab.driver.name} has not begun", step="resizer"
+    )
+    await lab.lease("external-resizer-test-csi-moorage-dev")
+    await lab.expect("pvc/data", "claim-resizer-not-running", "its lease has run out")
+    await lab.client.patch(StorageClass, "fast", {"allowVolumeExpansion": False})
+    await lab.expect(
+        "pvc/data", "claim-resize-not-allowed", "class fast does not allow", step="kubectl patch storageclass fast"
+    )
+
+
+async def test_growing_is_under_way_then_done(bound_lab):
+    lab = bound_lab
+    gate = lab.driver.hold("ControllerExpandVolume")
+    lab.sidecars("resizer")
+    await lab.resize("data", "2Gi")
+    await lab.expect("pvc/data", "claim-resizing", "being grown to 2Gi")
+    gate.set()
+    await lab.well("pvc/data")
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "words", "step"),
+    [
+        ("OUT_OF_RANGE", "claim-resize-infeasible", "growing to 2Gi was refused for good", "patch pvc data"),
+        ("INTERNAL", "claim-resize-fails", "growing to 2Gi fails: volume could not be expanded", "describe pvc data"),
+    ],
+)
+async def test_growing_is_refused_or_fails(bound_lab, code, cause, words, step):
+    lab = bound_lab
+    lab.refuse("ControllerExpandVolume", code)
+    lab.sidecars("resizer")
+    await lab.resize("data", "2Gi")
+    await lab.expect("pvc/data", cause, words, step=step, evidence="as the script says")
+
+
+async def test_the_driver_grows_only_what_no_pod_uses(bound_lab):
+    lab = bound_lab
+    lab.refuse("ControllerExpandVolume", "FAILED_PRECONDITION")
+    await lab.node("node-1")
+    await lab.pod("web", "data", node="node-1")
+    lab.sidecars("resizer")
+    await lab.resize("data", "2Gi")
+    await lab.expect("pvc/data", "claim-resize-offline", "pod web does", step="kubectl -n default delete pod web")
+
+
+async def test_growing_ends_on_the_node(bound_lab):
+    lab = bound_lab
+    lab.driver.node_expansion = True
+    lab.sidecars("resizer")
+    await lab.resize("data", "2Gi")
+    await lab.expect("pvc/data", "claim-resize-needs-pod", "grown to 2Gi", step="start a pod that uses claim data")
+    await lab.node("node-1")
+    await lab.pod("web", "data", node="node-1")
+    await lab.expect("pvc/data", "claim-resize-on-node", "node node-1 has yet to grow", step="describe pod web")
+
+
+async def test_attributes_are_refused_pending_or_of_no_class(bound_lab):
+    lab = bound_lab
+    await lab.attributes_class("silver")
+    await modify(lab, "silver")
+    await lab.expect("pvc/data", "claim-modify-pending", "attributes of silver; the driver's resizer has not begun")
+    lab.refuse("ControllerModifyVolume", "INTERNAL")
+    lab.sidecars("resizer")
+    await lab.expect("pvc/data", "claim-modify-pending", "attributes of silver: ", step="describe pvc data")
+    lab.refuse("ControllerModifyVolume", "INVALID_ARGUMENT")
+    step = "kubectl get volumeattributesclass silver"
+    await lab.expect("pvc/data", "claim-modify-infeasible", "refuses the attributes of silver", step=step)
+    lab.driver.chooser = None
+    await modify(lab, "gone")
+    await lab.expect("pvc/data", "claim-modifier-missing", "'gone' does not exist", step="volumeattributesclass")
+
+
+async def test_a_deleted_claim_is_held_by_a_pod_then_by_a_finalizer(bound_lab):
+    lab = bound_lab
+    finalizers = ["kubernetes.io/pvc-protection", "example.com/mine"]
+    await lab.client.patch(PersistentVolumeClaim, "data", {"metadata": {"finalizers": finalizers}}, "default")
+    await lab.node("node-1")
+    await lab.pod("web", "data", node="node-1")
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+    step = "kubectl -n default delete pod web"
+    await lab.expect("pvc/data", "claim-deleting-in-use", "pod web still uses it", step=step)
+    await lab.client.delete(Pod, "web", "default", grace_s=0)
+    await lab.expect("pvc/data", "claim-deleting-finalizer", "example.com/mine holds it", step="get pvc data -o yaml")
+
+
+async def test_nobody_releases_a_deleted_claim(lab):
+    lab.control("binder")
+    await lab.storage_class("fast")
+    lab.sidecars("provisioner")
+    await lab.bound("data", metadata={"finalizers": ["kubernetes.io/pvc-protection"]})
+    await lab.client.delete(PersistentVolumeClaim, "data", "default")
+    await lab.expect(
+        "pvc/data", "claim-deleting-unreleased", "the protection controller has not released it", step="kube-system"
+    )
+
+
+async def test_a_claim_and_its_pod_lose_the_volume(lab):
+    lab.control("binder", "scheduler")
+    await lab.volume("pv-1")
+    await lab.claim("data", "")
+    await lab.until(PersistentVolumeClaim, "data", lambda claim: claim.status.phase == "Bound")
+    await lab.node("node-1")
+    await lab.client.patch(PersistentVolume, "pv-1", {"metadata": {"finalizers": None}})
+    await lab.client.delete(PersistentVolume, "pv-1")
+    await lab.expect("pvc/data", "claim-lost", "its volume pv-1 does not exist any more", step="kubectl get pv pv-1")
+    await lab.pod("web", "data")
+    await lab.expect("pod/web", "pod-claim-lost", "claim data has lost its volume", last="claim-lost")
