@@ -34,6 +34,8 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 _READY_TIMEOUT_S = 60.0
+# The embedded server collects garbage itself, from its index of owners; the controller would watch every kind for that.
+_CONTROLLERS = tuple(name for name in controllers.CONTROLLERS if name != "garbage")
 
 
 class NotReady(MoorageError):
@@ -120,7 +122,6 @@ class Cluster:
             port=self.settings.port,
             unix_socket=self.layout.api_socket,
             kubeconfig=self.layout.kubeconfig,
-            collects_garbage=False,  # the garbage controller does it, as on a real cluster
         )
         self.server = ApiServer(config)
         await self.server.start()
@@ -130,7 +131,7 @@ class Cluster:
         async with Client(
             kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-controllers"
         ) as client:
-            await controllers.run(client, controllers.Settings())
+            await controllers.run(client, controllers.Settings(names=_CONTROLLERS))
 
     def _start_driver(self, node: str, pool: PoolReport | None) -> None:
         if self.settings.has_foreign_socket:

@@ -51,7 +51,8 @@ class UpSettings:
 
     @property
     def has_foreign_socket(self) -> bool:
-        return self.driver.startswith(("unix://", "/"))
+        """`--driver` names a socket that is there already, not a command."""
+        return self.driver.startswith("unix://") or (self.driver.startswith("/") and "{endpoint}" not in self.driver)
 
     def checked(self) -> "UpSettings":
         """These settings, or an error that says what is wrong and why."""
