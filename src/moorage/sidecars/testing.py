@@ -155,7 +155,9 @@ class ScriptedDriver:
             return str(request.name)
         if method == "DeleteVolume":
             return next((n for n, each in self.backend.ids_by_name.items() if each == request.volume_id), "")
-        return ""
+        if method == "CreateSnapshot":
+            return f"snap-{request.name}"
+        return str(request.snapshot_id) if method == "DeleteSnapshot" else ""
 
     async def _follow_script(self, method: str, request: Message, work: Callable[[], Message]) -> Message:
         gate = self._gates.get(method)

@@ -5,21 +5,26 @@ import random
 
 import pytest
 
+from moorage.csi import csi_pb2 as pb
 from moorage.kube.errors import NotFound
-from moorage.kube.objects import PersistentVolumeClaim
+from moorage.kube.objects import PersistentVolumeClaim, VolumeSnapshotClass, VolumeSnapshotContent
 from moorage.sidecars.roles import Role
 from moorage.sidecars.testing import Fault
 
 CODES = ["CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN", "FAILED_PRECONDITION"]
+
+SPOILT = ("CreateVolume", "DeleteVolume", "CreateSnapshot", "DeleteSnapshot")
 
 
 def chaos(rng, share, backend):
     """A share of the calls fails with some code; half of those have done their work all the same."""
 
     def choose(method, request):
-        if method in ("CreateVolume", "DeleteVolume") and rng.random() < share:
+        if method in SPOILT and rng.random() < share:
             code = rng.choice(CODES)
-            if code == "FAILED_PRECONDITION" and method == "CreateVolume" and request.name in backend.ids_by_name:
+            is_made = getattr(request, "name", "") in backend.ids_by_name
+            is_made = is_made or f"snap-{getattr(request, 'name', '')}" in backend.snapshots
+            if code == "FAILED_PRECONDITION" and is_made:
                 code = "INTERNAL"  # no driver refuses for good what it has already made
             is_open = code in CODES[:4]
             return Fault(code, is_done=is_open and rng.random() < 0.5, delay_s=rng.choice([0, 0, 0.01]))
@@ -78,7 +83,7 @@ async def live_through(lab, rng, generation):
         await lab.kill(task)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 async def test_no_volume_is_leaked_and_none_in_use_is_lost(make_lab, seed):
     rng = random.Random(seed)
     async with make_lab() as lab:
@@ -87,3 +92,59 @@ async def test_no_volume_is_leaked_and_none_in_use_is_lost(make_lab, seed):
             lab.driver.chooser = chaos(rng, 0.3, lab.driver.backend)
             await live_through(lab, rng, generation)
         assert lab.driver.count("CreateVolume") > 60
+
+
+BEING_DELETED = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
+CONTENT_FINALIZER = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
+
+
+async def make_content(lab, name, number):
+    reference = {"name": name, "namespace": "default", "uid": f"0ec7e21e-0000-4000-8000-{number:012d}"}
+    spec = {
+        "volumeSnapshotRef": reference,
+        "deletionPolicy": "Delete",
+        "driver": lab.driver.name,
+        "volumeSnapshotClassName": "snaps",
+        "source": {"volumeHandle": "h1"},
+    }
+    body = {"metadata": {"name": name, "finalizers": [CONTENT_FINALIZER]}, "spec": spec}
+    await lab.client.create(VolumeSnapshotContent, body)
+
+
+async def remove_content(lab, name):
+    patch = {"metadata": {"annotations": {BEING_DELETED: "yes"}}}
+    await lab.client.patch(VolumeSnapshotContent, name, patch)
+    await lab.client.delete(VolumeSnapshotContent, name)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_no_snapshot_is_leaked_and_none_in_use_is_lost(make_lab, seed):
+    rng = random.Random(seed)
+    async with make_lab(names=("binder",)) as lab:
+        lab.driver.backend.volumes["h1"] = pb.Volume(volume_id="h1", capacity_bytes=1 << 30)
+        body = {"metadata": {"name": "snaps"}, "driver": lab.driver.name, "deletionPolicy": "Delete"}
+        await lab.client.create(VolumeSnapshotClass, body)
+        running = lab.start(Role.SNAPSHOTTER)
+        for generation in range(8):
+            lab.driver.chooser = chaos(rng, 0.4, lab.driver.backend)
+            names = [f"g{generation}-s{number}" for number in range(6)]
+            for number, name in enumerate(names):
+                await make_content(lab, name, generation * 100 + number)
+            for name in names[:4]:
+                await asyncio.sleep(rng.random() * 0.05)
+                await remove_content(lab, name)
+                if rng.random() < 0.3:
+                    await lab.kill(running)
+                    running = lab.start(Role.SNAPSHOTTER)
+            lab.driver.chooser = None
+
+            async def is_exact(kept=frozenset(names[4:])):
+                contents = (await lab.client.list(VolumeSnapshotContent)).items
+                ready = [c for c in contents if c.status is not None and c.status.ready_to_use]
+                handles = {c.status.snapshot_handle for c in ready}
+                return {c.name for c in contents} == kept and handles == set(lab.driver.backend.snapshots)
+
+            await lab.until(is_exact)
+            for name in names[4:]:
+                await remove_content(lab, name)
+        assert lab.driver.count("CreateSnapshot") >= 48

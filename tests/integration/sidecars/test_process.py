@@ -8,7 +8,14 @@ import pytest
 
 from moorage.csi.client import CsiClient
 from moorage.errors import UsageError
-from moorage.kube.objects import CSIDriver, Lease, PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects import (
+    CSIDriver,
+    Lease,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    VolumeSnapshotClass,
+    VolumeSnapshotContent,
+)
 from moorage.sidecars.registrar import Registrar, RegistrationRefused
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import Wanted, run
@@ -211,3 +218,52 @@ async def test_a_dead_nodes_turn_passes_to_the_next(make_lab):
 async def test_a_wrong_set_up_is_told_before_anything_starts(settings, roles, message):
     with pytest.raises(UsageError, match=message):
         await run(Wanted(settings, Surroundings(), frozenset(roles)))
+
+
+async def test_with_node_deployment_only_local_contents_and_volumes_are_touched(make_lab):
+    from moorage.csi import csi_pb2 as pb
+
+    async with make_lab(LOCAL) as lab:
+        lab.driver.topology = {"zone": "a"}
+        await lab.make_node("node-1", keys=("zone",), zone="a")
+        lab.driver.backend.volumes["h1"] = pb.Volume(volume_id="h1", capacity_bytes=1 << 30)
+        body = {"metadata": {"name": "snaps"}, "driver": lab.driver.name, "deletionPolicy": "Delete"}
+        await lab.client.create(VolumeSnapshotClass, body)
+        for number, node in enumerate(("node-1", "node-2")):
+            reference = {"name": "s", "namespace": "default", "uid": f"0ec7e21e-0000-4000-8000-00000000000{number}"}
+            spec = {
+                "volumeSnapshotRef": reference,
+                "deletionPolicy": "Delete",
+                "driver": lab.driver.name,
+                "volumeSnapshotClassName": "snaps",
+                "source": {"volumeHandle": "h1"},
+            }
+            labels = {"snapshot.storage.kubernetes.io/managed-by": node}
+            await lab.client.create(VolumeSnapshotContent, {"metadata": {"name": node, "labels": labels}, "spec": spec})
+        lab.start(Role.SNAPSHOTTER, Role.RESIZER, Role.PROVISIONER, node="node-1", node_deployment=True)
+
+        async def is_ready():
+            found = await lab.client.get(VolumeSnapshotContent, "node-1")
+            return found.status is not None and found.status.ready_to_use
+
+        await lab.until(is_ready)
+        assert (await lab.client.get(VolumeSnapshotContent, "node-2")).status is None
+
+        elsewhere = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]
+        await lab.make_class(allowVolumeExpansion=True)
+        await lab.make_claim("theirs", volumeName="theirs")
+        spec = {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "fast",
+            "persistentVolumeReclaimPolicy": "Delete",
+            "csi": {"driver": lab.driver.name, "volumeHandle": "h1"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": elsewhere}},
+        }
+        await lab.client.create(PersistentVolume, {"metadata": {"name": "theirs"}, "spec": spec})
+        await lab.bound("theirs")
+        patch = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
+        await lab.client.patch(PersistentVolumeClaim, "theirs", patch, "default")
+        await lab.make_claim("mine", annotations={SELECTED: "node-1"})
+        await lab.bound("mine")
+        assert lab.driver.count("ControllerExpandVolume") == 0

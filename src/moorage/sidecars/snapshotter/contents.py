@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
-from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.events import Recorder
@@ -68,15 +67,14 @@ class ContentWorker:
                 return
 
     async def _create(self, content: VolumeSnapshotContent, reason: str) -> None:
-        request: pb.CreateSnapshotRequest | None = None
+        was_open = names.SNAPSHOT_BEING_CREATED in content.annotations
         try:
             request = await self._request(content)
             content = await self._mark(content, True)
             timeout_s = self._context.settings.timeout_for("snapshotter")
             answer = await self._context.driver.client.CreateSnapshot(request, timeout_s=timeout_s)
         except MoorageError as error:
-            is_over = not isinstance(error, CsiError) or error.is_final
-            await self._failed(content, reason, error, unmark=is_over)
+            await self._failed(content, reason, error, unmark=decide.is_over(error, was_open))
             raise
         content = await self._record(content, answer.snapshot)
         content = await self._mark(content, False)

@@ -10,6 +10,8 @@ from enum import Enum
 import msgspec
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.errors import MoorageError
 from moorage.kube.objects import SecretReference, VolumeGroupSnapshotContent, VolumeSnapshotContent
 from moorage.kube.objects.meta import KubeObject
 from moorage.sidecars import names
@@ -82,6 +84,16 @@ def is_worth_a_look(old: KubeObject | None, new: KubeObject, being_created: str)
     if not _is_ready(old) and _is_ready(new):
         return True
     return _without_ours(old, being_created) != _without_ours(new, being_created)
+
+
+def is_over(error: MoorageError, was_open: bool) -> bool:
+    """Whether nothing can be left of a failed creation, so that the content may be deleted.
+
+    With an earlier call still open, UNKNOWN and INTERNAL say that this call failed, not that the other made nothing.
+    """
+    if not isinstance(error, CsiError):
+        return not was_open
+    return error.is_final and not (was_open and error.code in ("UNKNOWN", "INTERNAL"))
 
 
 def snapshot_name(prefix: str, uuid_length: int, uid: str) -> str:
