@@ -9,7 +9,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require-root", action="store_true", help="a root test that cannot run fails instead of being skipped")
+    parser.addoption(
+        "--require-root", action="store_true", help="a root test that cannot run fails instead of being skipped"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
