@@ -1,0 +1,116 @@
+"""`moorage trace`: what happened to an object, who did it, and where the time went."""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from moorage.errors import MoorageError, UsageError
+from moorage.insight.perfetto import document
+from moorage.insight.records import local_clock
+from moorage.insight.trace import Step, Trace
+from moorage.insight.trace import trace as trace_one
+from moorage.kube import config
+from moorage.kube.client import Client
+
+app = typer.Typer()
+
+_TITLES = ("time", "since", "took", "who", "object", "what")
+_LONGEST_NAME = 32
+
+
+@app.command()
+def trace(
+    reference: Annotated[str, typer.Argument(help="pvc/NAME, pod/, pv/, va/ or snapshot/.")],
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the object.")] = "",
+    kubeconfig: Annotated[
+        str, typer.Option(help="A kubeconfig; otherwise KUBECONFIG, or the account of the pod.")
+    ] = "",
+    logs: Annotated[
+        str, typer.Option(help="Directory of the components' logs (default: `logs` beside the kubeconfig, if any).")
+    ] = "",
+    perfetto: Annotated[str, typer.Option(help="Also write a trace for ui.perfetto.dev to this file.")] = "",
+    output: Annotated[str, typer.Option("-o", "--output", help="text or json.")] = "text",
+) -> None:
+    """Tell what happened to a claim, pod, volume, attachment or snapshot, and where the time went.
+
+    Examples:
+
+      moorage trace pvc/data
+
+      moorage trace pod/web --logs /tmp/moor/logs --perfetto web.json
+    """
+    if output not in ("text", "json"):
+        raise UsageError(f"--output {output!r}: want text or json")
+    told = asyncio.run(_trace(reference, namespace, kubeconfig, _logs(logs, kubeconfig)))
+    if perfetto:
+        _write(Path(perfetto), told)
+    if output == "json":
+        sys.stdout.write(json.dumps(asdict(told), indent=2) + "\n")
+    else:
+        _print(told)
+
+
+async def _trace(reference: str, namespace: str, kubeconfig: str, logs: Path | None) -> Trace:
+    async with Client(config.load(kubeconfig or None), identity="moorage-trace") as client:
+        return await trace_one(client, reference, namespace or client.namespace, logs)
+
+
+def _logs(asked: str, kubeconfig: str) -> Path | None:
+    """What was asked for, or what `moorage up` keeps beside its kubeconfig."""
+    if asked:
+        return Path(asked)
+    known = kubeconfig or os.environ.get("KUBECONFIG", "")
+    beside = Path(known).parent / "logs" if known else None
+    return beside if beside is not None and beside.is_dir() else None
+
+
+def _write(path: Path, told: Trace) -> None:
+    try:
+        path.write_text(json.dumps(document(told)))
+    except OSError as error:
+        raise MoorageError(f"--perfetto {path} cannot be written: {error.strerror}") from error
+
+
+def _print(told: Trace) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{told.object}, with {', '.join(map(_short, told.subjects[1:])) or 'nothing else'}\n", markup=False)
+    start = told.steps[0].begin if told.steps else 0.0
+    rows = [_cells(step, start) for step in told.steps]
+    widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
+    limit = console.width if console.is_terminal else 10_000
+    console.print(_line(_TITLES, widths, limit), style="dim", markup=False)
+    for step, row in zip(told.steps, rows, strict=True):
+        console.print(_line(row, widths, limit), style="red" if step.is_failure else None, markup=False)
+    if told.shares:
+        end = "until it was of use" if told.is_done else "so far; it is not of use yet"
+        console.print(f"\n{told.seconds:.3f} s {end}. Where the time went:", markup=False)
+    for share in told.shares:
+        part = share.seconds / told.seconds if told.seconds else 0.0
+        console.print(f"  {share.seconds:9.3f} s {part:4.0%}  {share.who}: {share.longest[:100]}", markup=False)
+
+
+def _cells(step: Step, start: float) -> tuple[str, ...]:
+    clock = local_clock(step.at) if step.is_exact else local_clock(step.at)[:8]
+    since = f"+{max(0.0, step.at - start):.3f}" if step.is_exact else f"~{max(0.0, step.at - start):.0f}"
+    took = f"{step.took:.3f}" if step.took is not None else ""
+    return clock, since, took, step.who, _short(step.object), step.what
+
+
+def _line(cells: tuple[str, ...], widths: list[int], limit: int) -> str:
+    aligned = [
+        cell.rjust(width) if at in (1, 2) else cell.ljust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()[:limit]
+
+
+def _short(name: str) -> str:
+    """Names that hold a uid or a hash, cut in their middle: only their ends differ."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:12]}…{name[-8:]}"
