@@ -52,6 +52,7 @@ class PluginManager:
         self._refresh_period_s = refresh_period_s
         self._tasks: dict[str, tuple[Identity, asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
+        self._is_stopping = False
         registry.subscribe(lambda _name: self._changed.set())
 
     def reconsider(self) -> None:
@@ -64,16 +65,17 @@ class PluginManager:
             async for sockets in watch(self._directory):
                 await self._follow(sockets)
         finally:
+            self._is_stopping = True
             tasks = [task for _, task in self._tasks.values()]
             for task in tasks:
-                task.cancel("agent stops")
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._registry.close()
 
     async def _follow(self, sockets: dict[str, Identity]) -> None:
         for path, (identity, task) in list(self._tasks.items()):
             if sockets.get(path) != identity:
-                task.cancel("socket is gone")
+                task.cancel()
         for path, identity in sockets.items():
             known = self._tasks.get(path)
             if known is not None and known[0] == identity:
@@ -113,8 +115,8 @@ class PluginManager:
                     continue
                 await asyncio.sleep(period_s)
                 await self._refresh(driver)
-        except asyncio.CancelledError as cancelled:
-            if "agent stops" not in cancelled.args:
+        except asyncio.CancelledError:
+            if not self._is_stopping:
                 await self._unregister(driver)
             raise
 
@@ -138,15 +140,14 @@ class PluginManager:
             self._registry.add(driver)
             try:
                 await self._published.publish(await _node_info(driver))
-            except BaseException as error:
-                await asyncio.shield(self._unregister(driver))
-                if isinstance(error, MoorageError):
-                    await _tell(socket, False, f"driver {info.name}: {error}")
-                raise
-            try:
                 await socket.notify_registration(True, timeout_s=_NOTIFY_S)
-            except BaseException:
-                await asyncio.shield(self._unregister(driver))
+            except asyncio.CancelledError:
+                if not self._is_stopping:
+                    await asyncio.shield(self._unregister(driver))
+                raise
+            except MoorageError as error:
+                await self._unregister(driver)
+                await _tell(socket, False, f"driver {info.name}: {error}")
                 raise
         log.info("driver registered", driver=driver.name, endpoint=driver.endpoint, version=".".join(map(str, version)))
         return driver

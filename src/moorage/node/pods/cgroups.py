@@ -34,7 +34,7 @@ class Cgroups:
             for container in (*pod.spec.init_containers, *pod.spec.containers):
                 directory = self._pod(root, pod.uid) / container.name
                 try:
-                    directory.mkdir(parents=True, exist_ok=True)
+                    _make(directory)
                     if version == 2:
                         self._enable(root, directory)
                     _limit(version, root.name, directory, container)
@@ -94,6 +94,17 @@ class Cgroups:
         if not self._has_complained:
             log.warning("pods run without some limits", path=str(directory), reason=str(error))
             self._has_complained = True
+
+
+def _make(directory: Path) -> None:
+    """mkdir -p from the top: making a cgroup is slow, so nothing is tried twice."""
+    try:
+        os.mkdir(directory)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make(directory.parent)
+        os.mkdir(directory)
 
 
 def find_hierarchies() -> list[tuple[int, Path]]:

@@ -6,6 +6,8 @@ Start reading at: `FilesystemMounter`.
 """
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -71,7 +73,9 @@ class FilesystemMounter:
         extras = await self._fetch.for_stage(use, source)
         directory = self._layout.staging(source.driver, source.handle)
         target = directory / "globalmount"
-        target.mkdir(parents=True, exist_ok=True, mode=0o750) if not _is_mounted(target) else None
+        directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        with contextlib.suppress(FileExistsError):  # it may be mounted, and dead: it is not looked at
+            os.mkdir(target, 0o750)
         metadata.write(directory, metadata.for_device(source, extras.se_linux_context))
         request = wire.stage_request(use, source, target, extras, capabilities)
         try:
