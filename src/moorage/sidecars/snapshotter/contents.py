@@ -44,14 +44,14 @@ class ContentWorker:
         self._classes = classes
         self._events = events
 
-    async def sync(self, name: str) -> None:
+    async def sync(self, name: str) -> float | None:
         """Take one content a step further."""
         content = self._contents.get(name)
         if content is None or content.spec.driver != self._context.driver.name:
-            return
+            return None
         known = self._class_of(content)
         if known is not None and known.driver != content.spec.driver:
-            return
+            return None
         match decide.next_step(content):
             case Step.DELETE:
                 await self._delete(content)
@@ -63,8 +63,10 @@ class ContentWorker:
                 await self._check(content)
             case Step.TIDY:
                 await self._mark(content, False)
+                return 0.0 if content.is_deleting else None  # now it may be deleted, and no event will say so
             case Step.NOTHING:
-                return
+                pass
+        return None
 
     async def _create(self, content: VolumeSnapshotContent, reason: str) -> None:
         was_open = names.SNAPSHOT_BEING_CREATED in content.annotations
@@ -187,7 +189,7 @@ class ContentWorker:
         try:
             changed = await self._context.client.patch(VolumeSnapshotContent, content.name, patch, version=version)
         except NotFound:
-            return content
+            raise SidecarError(f"content {content.name} is gone") from None
         if not (changed.is_deleting and not changed.finalizers):
             self._contents.remember(changed)
         return changed

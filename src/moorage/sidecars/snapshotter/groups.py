@@ -41,11 +41,11 @@ class GroupWorker:
         self._classes = classes
         self._events = events
 
-    async def sync(self, name: str) -> None:
+    async def sync(self, name: str) -> float | None:
         """Take one group content a step further."""
         content = self._contents.get(name)
         if content is None or content.spec.driver != self._context.driver.name:
-            return
+            return None
         match decide.next_group_step(content):
             case Step.DELETE:
                 await self._delete(content)
@@ -58,8 +58,10 @@ class GroupWorker:
                 await self._check(content)
             case Step.TIDY:
                 await self._mark(content, False)
+                return 0.0 if content.is_deleting else None  # now it may be deleted, and no event will say so
             case Step.NOTHING:
-                return
+                pass
+        return None
 
     async def _create(self, content: VolumeGroupSnapshotContent, reason: str) -> None:
         was_open = names.GROUP_BEING_CREATED in content.annotations
@@ -193,7 +195,7 @@ class GroupWorker:
         try:
             changed = await self._context.client.patch(VolumeGroupSnapshotContent, content.name, patch, version=version)
         except NotFound:
-            return content
+            raise SidecarError(f"content {content.name} is gone") from None
         if not (changed.is_deleting and not changed.finalizers):
             self._contents.remember(changed)
         return changed
