@@ -19,7 +19,8 @@ app = typer.Typer()
 
 
 def _complete_method(incomplete: str) -> list[str]:
-    return [name for name in byhand.methods() if incomplete.lower() in name.lower()]
+    names = [word for name in byhand.methods() for word in (name, name.partition(".")[2])]
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
 def _complete_field(ctx: typer.Context, incomplete: str) -> list[str]:

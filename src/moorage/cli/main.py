@@ -7,6 +7,7 @@ The plugin's process must stay small, so nothing here imports a component.
 
 import importlib
 import importlib.util
+import os
 import sys
 from typing import Annotated, Any
 
@@ -43,7 +44,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS or not self._exists(cmd_name):
             return None
         module, summary = COMMANDS[cmd_name]
-        if ctx.resilient_parsing or "--help" in sys.argv[1:2] or len(sys.argv) == 1:
+        if not _is_wanted(cmd_name):
             return TyperCommand(cmd_name, short_help=summary, help=summary)
         command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
@@ -53,6 +54,14 @@ class LazyGroup(TyperGroup):
     @staticmethod
     def _exists(name: str) -> bool:
         return importlib.util.find_spec(COMMANDS[name][0]) is not None
+
+
+def _is_wanted(name: str) -> bool:
+    """Whether a command is to be run, or completed; in a list of commands its summary will do."""
+    if "_MOORAGE_COMPLETE" in os.environ:
+        line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+        return name in line.split()[1:]
+    return name in sys.argv[1:]
 
 
 app = typer.Typer(
