@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 
 def moorage(*words: str, **environment: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "moorage.cli.main", *words],
+        [str(Path(sys.executable).with_name("moorage")), *words],
         capture_output=True,
         text=True,
         timeout=60,
