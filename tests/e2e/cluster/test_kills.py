@@ -84,6 +84,7 @@ def test_the_whole_stack_restarts_in_the_middle_of_a_phase(stack_at, phase):
         stack.kill()
         stack.start()
     stack.gone("pods", "pvc", "pv", "volumeattachments")
+    assert not any((stack.data_dir / "pool" / "volumes").iterdir())
 
 
 def test_ctrl_c_ends_pods_and_unmounts_and_the_next_start_carries_on(stack_at):
