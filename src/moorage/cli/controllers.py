@@ -38,10 +38,20 @@ def controllers(
     pvclaimbinder_sync_period: Annotated[
         float, typer.Option(help="Seconds between looks at claims and volumes that are not at rest.", min=0.1)
     ] = 15.0,
+    enable_distributed_snapshotting: Annotated[
+        bool,
+        typer.Option(
+            "--enable-distributed-snapshotting", help="Leave each snapshot to the sidecars of its volume's node."
+        ),
+    ] = False,
 ) -> None:
     """Run the cluster-side controllers until interrupted."""
     chosen(names or [])  # a wrong name is told before anything is asked of the API
-    options = ControllerOptions(binder_resync_s=pvclaimbinder_sync_period, workers=worker_threads)
+    options = ControllerOptions(
+        binder_resync_s=pvclaimbinder_sync_period,
+        workers=worker_threads,
+        distributed_snapshotting=enable_distributed_snapshotting,
+    )
     lease = LeaseOptions(
         leader_election,
         leader_election_namespace,
