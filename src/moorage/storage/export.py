@@ -8,9 +8,9 @@ Start reading at: `subject_of`, `export_to_file`, `export_to_pipe`.
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,21 @@ from moorage.storage.errors import ImageMissing, InvalidValue, StorageError, Vol
 from moorage.storage.layout import fsync_path, read_file
 from moorage.storage.model import Kind, Snapshot, Volume
 from moorage.storage.pool import Pool
-from moorage.storage.prefetch import ahead
+from moorage.storage.prefetch import RING, ahead
 from moorage.storage.records import PoolRecord, decoded
-from moorage.storage.stream import CHUNK_BYTES, DATA, HEAD, MAGIC, TAIL, ZERO, Frame, Header, Position, scan
+from moorage.storage.stream import (
+    CHUNK_BYTES,
+    DATA,
+    HEAD,
+    MAGIC,
+    TAIL,
+    ZERO,
+    Frame,
+    Header,
+    Position,
+    checksum_of,
+    scan,
+)
 from moorage.storage.usage import observe
 
 PARTIAL = ".partial"
@@ -186,7 +198,7 @@ def _send(subject: Subject, fd: int, start: Position, skip: int, progress: Progr
     out = _Out(fd, start.copied(), skip)
     if start.at == 0:
         payload = msgspec.json.encode(subject.header)
-        out.begin(Frame(HEAD, 0, len(payload), zlib.crc32(payload)), payload)
+        out.begin(Frame(HEAD, 0, len(payload), checksum_of(payload)), payload)
     total = subject.header.data_bytes
     for frame, head, payload_view in ahead(_pieces(subject, start.offset)):
         out.put(frame, head, payload_view)
@@ -195,7 +207,7 @@ def _send(subject: Subject, fd: int, start: Position, skip: int, progress: Progr
             progress(done, max(total, done))
     subject.check()
     trailer = out.position.trailer()
-    frame = Frame(TAIL, 0, len(trailer), zlib.crc32(trailer))
+    frame = Frame(TAIL, 0, len(trailer), checksum_of(trailer))
     out.put(frame, frame.encoded(), memoryview(trailer))
     at = out.position
     return Exported(at.data_bytes, at.at, at.frames, start.at)
@@ -234,18 +246,24 @@ class _Out:
 
 
 def _pieces(subject: Subject, start: int) -> Iterator[Piece]:
-    """Frames with their bytes from an offset on. Zeros are left out of a full stream, and told in a delta."""
+    """Frames with their bytes from an offset on. Zeros are left out of a full stream, and told in a delta.
+
+    The bytes are good until `RING` frames later: fresh memory for each would cost as much as the reading.
+    """
+    ring = itertools.cycle([bytearray(CHUNK_BYTES) for _ in range(RING)])
     with _reading(subject.data) as fd:
         for piece in subject.ranges(start):
             offset, end = max(piece.offset, start), min(piece.end, subject.header.size_bytes)
             while offset < end:
                 length = min(end, (offset // CHUNK_BYTES + 1) * CHUNK_BYTES) - offset
-                payload = os.pread(fd, length, offset)
-                if len(payload) != length:
-                    raise ImageMissing(f"{subject.data} ends at {offset + len(payload)}, inside of its data")
-                if payload != (_ZEROS if length == CHUNK_BYTES else bytes(length)):
-                    frame = Frame(DATA, offset, length, zlib.crc32(payload))
-                    yield frame, frame.encoded(), memoryview(payload)
+                buffer = next(ring)
+                payload = memoryview(buffer)[:length]
+                count = os.preadv(fd, [payload], offset)
+                if count != length:
+                    raise ImageMissing(f"{subject.data} ends at {offset + count}, inside of its data")
+                if not buffer.startswith(_ZEROS if length == CHUNK_BYTES else bytes(length)):
+                    frame = Frame(DATA, offset, length, checksum_of(payload))
+                    yield frame, frame.encoded(), payload
                 elif subject.is_delta:
                     frame = Frame(ZERO, offset, length)
                     yield frame, frame.encoded(), memoryview(b"")

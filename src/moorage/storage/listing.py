@@ -17,6 +17,7 @@ from moorage.storage.model import Kind
 from moorage.storage.pool import Pool
 from moorage.storage.records import VolumeRecord
 
+_USUAL_BYTES = 4096
 _decoder = msgspec.json.Decoder(VolumeRecord)
 
 
@@ -79,9 +80,9 @@ def _row(pool: Pool, base: int, name: str, cuts: int) -> Row | None:
     except (OSError, msgspec.DecodeError) as failed:
         return _damaged(name, f"the record cannot be read: {failed}")
     used, problem = _used(pool, base, name, record)
-    can_share = used and record.kind is Kind.IMAGE and (cuts or record.source is not None)
-    data = os.path.join(pool.context.layout.volumes, name, "data")
-    shared = min(used, shared_bytes(pool, data)) if can_share else 0
+    shared = 0
+    if used and record.kind is Kind.IMAGE and (cuts or record.source is not None):
+        shared = min(used, shared_bytes(pool, os.path.join(pool.context.layout.volumes, name, "data")))
     size, kind = record.size_bytes, record.kind.value
     return Row(name, record.name, kind, record.filesystem, size, used, shared, cuts, record.created_ns, problem)
 
@@ -120,6 +121,9 @@ def _snapshot_counts(snapshots: str, groups: str) -> Counter[str]:
 def _read(path: str, base: int | None = None) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=base)
     try:
-        return os.read(fd, 1 << 20)
+        raw = os.read(fd, _USUAL_BYTES)  # a large buffer for each would cost more than all the rest
+        while len(raw) % _USUAL_BYTES == 0 and (more := os.read(fd, _USUAL_BYTES)):
+            raw += more
+        return raw
     finally:
         os.close(fd)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_DEPTH = 8
+_DEPTH = 4
+RING = _DEPTH + 3
+"""Buffers that a producer needs to use them in turn: those in the queue, one on either side of it, and a spare."""
 
 
 class _End(Generic[T]):
