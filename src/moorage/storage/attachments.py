@@ -1,9 +1,11 @@
 """Attachments: which node may use a volume of a shared pool, with fencing tokens.
 
 Owns: `volumes/<id>/attach/` and `nodes/`. The state of a volume's attachments is the file with the
-highest number in its `attach` directory. A change writes the next number with link(2), which fails
+highest number in its `attach` directory. A change makes the next number with symlink(2), which fails
 when that number exists: compare-and-swap without locks, on any filesystem with atomic links, safe
-against kill -9 at every step. The number is the fencing token, so tokens only grow.
+against kill -9 at every step. The number is the fencing token, so tokens only grow. A state is the
+text of its symbolic link, because name and content then appear in one step and one fsync makes both
+durable; a state too long for that is a file, written under a draft name and linked.
 May not touch: mounts and devices; a node verifies its token and acts on that.
 Start reading at: `Attachments.attach`, `_Cas.swap`.
 """
@@ -41,6 +43,7 @@ log = get_logger(__name__)
 
 DIRECTORY = "attach"
 _KEPT = 2
+_LONGEST_LINK = 960  # XFS takes 1024 bytes, others more
 _ATTEMPTS = 1000
 _MULTI_NODE = "MULTI_NODE_"
 _READERS = ("MULTI_NODE_READER_ONLY", "SINGLE_NODE_READER_ONLY")
@@ -283,7 +286,7 @@ class _Cas:
                 return 0, _State()
             path = os.path.join(self._directory, str(number))
             try:
-                raw = read_file(path)
+                raw = _content(path)
             except FileNotFoundError:  # two generations passed while we looked
                 continue
             try:
@@ -310,19 +313,10 @@ class _Cas:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory, 0o700)
             fsync_path(os.path.dirname(self._directory))
-        draft = os.path.join(self._directory, f".{wanted.nonce}")
         place = os.path.join(self._directory, str(number))
-        write_file(draft, msgspec.json.encode(wanted))
-        reached("attach.written")
-        try:
-            os.link(draft, place)
-        except FileExistsError:
-            # Over a network, the answer to a successful link can be lost and its repetition fail.
-            if not self._is_ours(place, wanted):
-                os.unlink(draft)
-                return False
+        if not self._make(place, wanted):
+            return False
         reached("attach.linked")
-        os.unlink(draft)
         # A number that was cleaned up long ago can be linked again; the latest one decides.
         if self._latest() != number and not self._was_followed(number):
             with contextlib.suppress(FileNotFoundError):
@@ -332,6 +326,27 @@ class _Cas:
         self._clean(number)
         return True
 
+    def _make(self, place: str, wanted: _State) -> bool:
+        """Give a state its number, as a whole; False when somebody else has that number."""
+        content = msgspec.json.encode(wanted)
+        draft = ""
+        if len(content) > _LONGEST_LINK:
+            draft = os.path.join(self._directory, f".{wanted.nonce}")
+            write_file(draft, content)
+        reached("attach.prepared")
+        try:
+            if draft:
+                os.link(draft, place)
+            else:
+                os.symlink(content, os.fsencode(place))
+        except FileExistsError:
+            # Over a network, the answer to a successful link can be lost and its repetition fail.
+            return self._is_ours(place, wanted)
+        finally:
+            if draft:
+                os.unlink(draft)
+        return True
+
     def _was_followed(self, number: int) -> bool:
         """Whether the states after ours were built on it: they are if none is missing in between."""
         numbers = self._numbers()
@@ -339,7 +354,7 @@ class _Cas:
 
     def _is_ours(self, place: str, wanted: _State) -> bool:
         try:
-            return msgspec.json.decode(read_file(place), type=_State).nonce == wanted.nonce
+            return msgspec.json.decode(_content(place), type=_State).nonce == wanted.nonce
         except (FileNotFoundError, msgspec.DecodeError):
             return False
 
@@ -363,9 +378,19 @@ class _Cas:
             path = os.path.join(self._directory, name)
             with contextlib.suppress(FileNotFoundError):
                 is_old = name.isdigit() and int(name) < number - _KEPT
-                is_draft = name.startswith(".") and time.time() - os.stat(path).st_mtime > 3600
+                is_draft = name.startswith(".") and time.time() - os.lstat(path).st_mtime > 3600
                 if is_old or is_draft:
                     os.unlink(path)
+
+
+def _content(path: str) -> bytes:
+    """The text of a state, which is never followed as a link."""
+    try:
+        return os.readlink(os.fsencode(path))
+    except OSError as failed:
+        if failed.errno != errno.EINVAL:  # it is no symbolic link
+            raise
+    return read_file(path)
 
 
 def _check_others(volume_id: str, mode: str, readonly: bool, state: _State) -> None:

@@ -36,7 +36,7 @@ failpoints.install(hook)
 asyncio.run(run(Settings.from_json(os.environ["CRASH_SETTINGS"])))
 """
 # Steps of other scopes and of upgrades; their own tests are elsewhere.
-ELSEWHERE = {"attach.linked", "attach.written", "migrate.done"}
+ELSEWHERE = {"attach.linked", "attach.prepared", "migrate.done"}
 
 
 def all_steps() -> set[str]:
@@ -162,7 +162,7 @@ async def test_every_step_can_be_the_last(mortal, pool, tmp_path, write_synced):
 
 
 async def test_every_step_of_attaching_can_be_the_last(pool, tmp_path):
-    mortal = Mortal(pool, tmp_path, {"attach.linked", "attach.written"}, scope="shared")
+    mortal = Mortal(pool, tmp_path, {"attach.linked", "attach.prepared"}, scope="shared")
     await mortal.start()
     try:
         caller = Caller(mortal.process.client, tmp_path)

@@ -124,6 +124,34 @@ def test_old_generations_are_removed(pool, volume):
     assert len(os.listdir(pool.volume(volume).data.parent / "attach")) <= 4
 
 
+def test_a_state_too_long_for_a_link_is_a_file_and_becomes_a_link_again(pool, volume):
+    nodes = [f"node-{number}-{'x' * 200}" for number in range(8)]
+    states = pool.volume(volume).data.parent / "attach"
+    tokens = []
+    for node in nodes:
+        pool.register_node(node)
+        tokens.append(pool.attach(volume, node, READERS).token)
+    assert tokens == sorted(set(tokens))
+    assert {held.node_id for held in pool.attachments(volume)} == set(nodes)
+    assert not (states / str(tokens[-1])).is_symlink()
+    pool.detach(volume)
+    assert pool.attachments(volume) == []
+    token = pool.attach(volume, "n1", ONE).token
+    assert token > tokens[-1]
+    assert (states / str(token)).is_symlink()
+    assert [name for name in os.listdir(states) if name.startswith(".")] == []
+
+
+def test_a_state_that_an_earlier_version_wrote_as_a_file_is_believed(pool, volume):
+    states = pool.volume(volume).data.parent / "attach"
+    states.mkdir()
+    (states / "7").write_text('{"nodes":{"n2":{"token":7,"readonly":false,"mode":"%s"}},"nonce":"a"}' % ONE)
+    with pytest.raises(AttachedElsewhere, match="n2"):
+        pool.attach(volume, "n1", ONE)
+    pool.detach(volume, "n2")
+    assert pool.attach(volume, "n1", ONE).token == 9
+
+
 def _controller(directory, seed, rounds, log):
     """Attach, hold, detach, at random; every hold is written down with its token."""
     chance = random.Random(seed)
