@@ -1,5 +1,6 @@
 """Attachments of a shared pool: one owner at a time, growing tokens, limits, many processes."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -145,7 +146,8 @@ def test_a_state_too_long_for_a_link_is_a_file_and_becomes_a_link_again(pool, vo
 def test_a_state_that_an_earlier_version_wrote_as_a_file_is_believed(pool, volume):
     states = pool.volume(volume).data.parent / "attach"
     states.mkdir()
-    (states / "7").write_text('{"nodes":{"n2":{"token":7,"readonly":false,"mode":"%s"}},"nonce":"a"}' % ONE)
+    held = {"n2": {"token": 7, "readonly": False, "mode": ONE}}
+    (states / "7").write_text(json.dumps({"nodes": held, "nonce": "a"}))
     with pytest.raises(AttachedElsewhere, match="n2"):
         pool.attach(volume, "n1", ONE)
     pool.detach(volume, "n2")
