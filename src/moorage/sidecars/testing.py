@@ -281,6 +281,37 @@ def _list_volumes(driver: ScriptedDriver, request: Any) -> Any:
     return pb.ListVolumesResponse(entries=entries)
 
 
+def _get_volume(driver: ScriptedDriver, request: Any) -> Any:
+    volume = _known(driver, request.volume_id)
+    trouble = driver.backend.abnormal.get(request.volume_id)
+    condition = pb.VolumeCondition(abnormal=trouble is not None, message=trouble or "fine")
+    status = pb.ControllerGetVolumeResponse.VolumeStatus(volume_condition=condition)
+    return pb.ControllerGetVolumeResponse(volume=volume, status=status)
+
+
+def _health(driver: ScriptedDriver, volume_id: str) -> pb.VolumeHealth:
+    health = pb.VolumeHealth(volume_id=volume_id)
+    if volume_id in driver.backend.abnormal:
+        health.health_statuses.add(
+            status=pb.VolumeHealthErrorType.DEGRADED, reason="Scripted", message=driver.backend.abnormal[volume_id]
+        )
+    return health
+
+
+def _get_health(driver: ScriptedDriver, request: Any) -> Any:
+    _known(driver, request.volume_id)
+    return pb.ControllerGetVolumeHealthResponse(volume_health=_health(driver, request.volume_id))
+
+
+def _list_health(driver: ScriptedDriver, request: Any) -> Any:
+    """Only what is not well, one volume to a page, so that callers have to follow the token."""
+    sick = sorted(driver.backend.abnormal)
+    at = int(request.starting_token or 0)
+    entries = [_health(driver, volume_id) for volume_id in sick[at : at + 1]]
+    token = str(at + 1) if at + 1 < len(sick) else ""
+    return pb.ControllerListVolumeHealthResponse(entries=entries, next_token=token)
+
+
 def _capacity(driver: ScriptedDriver, request: Any) -> Any:
     used = sum(volume.capacity_bytes for volume in driver.backend.volumes.values())
     return pb.GetCapacityResponse(available_capacity=max(0, driver.capacity_bytes - used))
@@ -383,6 +414,9 @@ _WORK: dict[str, Callable[[ScriptedDriver, Any], Any]] = {
     "ControllerPublishVolume": _publish,
     "ControllerUnpublishVolume": _unpublish,
     "ListVolumes": _list_volumes,
+    "ControllerGetVolume": _get_volume,
+    "ControllerGetVolumeHealth": _get_health,
+    "ControllerListVolumeHealth": _list_health,
     "GetCapacity": _capacity,
     "CreateSnapshot": _create_snapshot,
     "DeleteSnapshot": _delete_snapshot,
