@@ -81,8 +81,7 @@ def _write(path: Path, told: Trace) -> None:
 def _print(told: Trace) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{told.object}, with {', '.join(map(_short, told.subjects[1:])) or 'nothing else'}\n", markup=False)
-    start = told.steps[0].begin if told.steps else 0.0
-    rows = [_cells(step, start) for step in told.steps]
+    rows = [_cells(step, told.start) for step in told.steps]
     widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
     limit = console.width if console.is_terminal else 10_000
     console.print(_line(_TITLES, widths, limit), style="dim", markup=False)

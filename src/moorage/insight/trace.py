@@ -39,6 +39,17 @@ _DONE = {
     "pv": ("Started", "ProvisioningSucceeded"),
     "snapshot": ("SnapshotReady",),
 }
+_CALLERS = {
+    "CreateVolume": "provisioner",
+    "DeleteVolume": "provisioner",
+    "ControllerPublish": "attacher",
+    "ControllerUnpublish": "attacher",
+    "ControllerExpand": "resizer",
+    "ControllerModify": "resizer",
+    "CreateSnapshot": "snapshotter",
+    "DeleteSnapshot": "snapshotter",
+    "Node": "node agent",
+}
 _WRITES = {
     "f:volume.kubernetes.io/selected-node": "chose the node for the volume",
     "f:pv.kubernetes.io/bind-completed": "completed the binding",
@@ -93,6 +104,7 @@ class Trace:
     steps: list[Step]
     seconds: float
     is_done: bool
+    start: float = 0.0
     shares: list[Share] = field(default_factory=list)
 
 
@@ -122,20 +134,19 @@ def assemble(name: str, subjects: list[str], steps: list[Step], done: tuple[str,
     end = _end(ordered, done)
     counted = ordered if end is None else ordered[: ordered.index(end) + 1]
     told, seconds = shares(counted, None if end is not None else now)
-    return Trace(name, subjects, ordered, seconds, end is not None, told)
+    return Trace(name, subjects, ordered, seconds, end is not None, _start(ordered), told)
 
 
 def shares(steps: list[Step], until: float | None) -> tuple[list[Share], float]:
-    """Who took how much: a call counts for its callee, the time before a step for whoever took the step."""
+    """Who took how much: a call counts for who answered it, the time before a step for who took the step."""
     exact = sorted(_outside_calls([step for step in steps if step.is_exact]), key=lambda step: (step.begin, step.at))
     if not exact:
         return [], 0.0
-    begun = min(steps[0].at, exact[0].begin)
-    at = exact[0].begin if exact[0].begin - begun < 1.0 else begun  # a creation's second is no measure
+    at = min(_start(steps), exact[0].begin)
     start, found_shares = at, dict[str, list[tuple[float, str]]]()
     for step in exact:
         if step.begin > at:
-            found_shares.setdefault(step.who, []).append((step.begin - at, f"before {_brief(step)}"))
+            found_shares.setdefault(_caller(step), []).append((step.begin - at, f"before {_brief(step)}"))
         own = step.at - max(at, step.begin)
         if step.took and own > 0:
             found_shares.setdefault(step.who, []).append((own, _brief(step)))
@@ -147,6 +158,13 @@ def shares(steps: list[Step], until: float | None) -> tuple[list[Share], float]:
     return sorted(told, key=lambda share: -share.seconds), at - start
 
 
+def _start(steps: list[Step]) -> float:
+    """When it began. A creation is known to the second: what is exact within that second is the better measure."""
+    first = steps[0].begin if steps else 0.0
+    exact = min((step.begin for step in steps if step.is_exact), default=first)
+    return exact if exact - first < 1.0 else first
+
+
 def _outside_calls(exact: list[Step]) -> list[Step]:
     """Without what a component noted during a call that it answered: the call's own time holds it."""
     calls = [step for step in exact if step.took]
@@ -155,6 +173,13 @@ def _outside_calls(exact: list[Step]) -> list[Step]:
         for step in exact
         if step.took or not any(call.who == step.who and call.begin <= step.at <= call.at for call in calls)
     ]
+
+
+def _caller(step: Step) -> str:
+    """Who made a call happen: the time before it is theirs, not the driver's."""
+    if step.reason != "call":
+        return step.who
+    return next((who for start, who in _CALLERS.items() if step.what.startswith(start)), step.who)
 
 
 def _brief(step: Step) -> str:

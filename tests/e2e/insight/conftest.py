@@ -5,7 +5,12 @@
 
 import asyncio
 import contextlib
-import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +22,8 @@ from moorage.apiserver.testing import serve
 from moorage.controllers import run as controllers
 from moorage.insight.explain import NoSuchObject, Story, explain
 from moorage.kube.client import Client
-from moorage.kube.config import from_values
+from moorage.kube.config import from_kubeconfig, from_values
+from moorage.kube.errors import NotFound
 from moorage.kube.objects import (
     CSIDriver,
     CSINode,
@@ -37,7 +43,7 @@ from moorage.sidecars.settings import Settings, Surroundings
 from moorage.sidecars.testing import Abilities, Fault, ScriptedDriver
 
 DRIVER = "test.csi.moorage.dev"
-PATIENCE_S = 30.0
+PATIENCE_S = 45.0
 
 
 @dataclass
@@ -45,7 +51,7 @@ class Lab:
     """One cluster under test."""
 
     client: Client
-    driver: ScriptedDriver
+    driver: ScriptedDriver | None
     server: Any
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -176,10 +182,12 @@ class Lab:
     async def pod(self, name: str = "web", *claims: str, node: str = "", **spec: Any) -> None:
         volumes = [{"name": f"v{at}", "persistentVolumeClaim": {"claimName": one}} for at, one in enumerate(claims)]
         container = {"name": "main", "image": "host", "command": ["sleep", "1000"]}
-        body = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0}
+        body = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0, **spec}
         if node:
             body["nodeName"] = node
-        await self.client.create(Pod, {"metadata": {"name": name}, "spec": body | spec}, "default")
+        mounts = [{"name": volume["name"], "mountPath": f"/mnt/{volume['name']}"} for volume in body["volumes"]]
+        body["containers"][0]["volumeMounts"] = mounts
+        await self.client.create(Pod, {"metadata": {"name": name}, "spec": body}, "default")
 
     async def snapshot_class(self, name: str = "snaps", driver: str = DRIVER, default: bool = False) -> None:
         notes = {"snapshot.storage.kubernetes.io/is-default-class": "true"} if default else {}
@@ -250,7 +258,46 @@ async def lab(tmp_path_factory):
         yield made
 
 
+@pytest.fixture(scope="session")
+def up():
+    """`moorage up` in a process of its own, once for the run: the directory that it keeps its things in."""
+    directory = Path(tempfile.mkdtemp(prefix="mi-"))  # sockets want short paths
+    command = [sys.executable, "-m", "moorage.cli.main", "up", "--data-dir", str(directory), "--pool-size", "4Gi"]
+    with (directory / "up.out").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            deadline = time.monotonic() + 90
+            while b"Moorage is up" not in (directory / "up.out").read_bytes():
+                assert process.poll() is None, (directory / "up.out").read_text()
+                assert time.monotonic() < deadline, (directory / "up.out").read_text()
+                time.sleep(0.05)
+            yield directory
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
+    shutil.rmtree(directory)
+
+
 @pytest.fixture
-def told():
-    """What a command printed as JSON."""
-    return json.loads
+async def stack(up):
+    """The whole stack with real mounts, as a cluster to ask about."""
+    async with Client(from_kubeconfig(up / "kubeconfig"), identity="test") as client:
+        made = Lab(client, None, None)
+        yield made
+        async with asyncio.timeout(PATIENCE_S):
+            while await _remains(client):
+                await asyncio.sleep(0.05)
+
+
+async def _remains(client: Client) -> bool:
+    """Delete what a test has left; whether anything is still there."""
+    found: list[Any] = []
+    for kind in (Pod, VolumeSnapshot, PersistentVolumeClaim, PersistentVolume):
+        items = (await client.list(kind)).items
+        found += items
+        for one in items:
+            is_volume_of_ours = kind is PersistentVolume and one.spec.persistent_volume_reclaim_policy == "Delete"
+            if not one.is_deleting and not is_volume_of_ours:
+                with contextlib.suppress(NotFound):
+                    await client.delete(kind, one.name, one.namespace, **({"grace_s": 1} if kind is Pod else {}))
+    return bool(found)

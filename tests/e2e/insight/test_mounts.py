@@ -1,0 +1,104 @@
+"""Why a pod on its node does not run, made for real on the whole stack: mounts, filesystems, containers."""
+
+import asyncio
+import os
+
+import pytest
+
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+
+pytestmark = pytest.mark.root
+
+DRIVER = "csi.moorage.dev"
+
+
+def container(**more):
+    return {"containers": [{"name": "main", "image": "host", "command": ["sleep", "1000"], **more}]}
+
+
+async def running(stack, name):
+    await stack.until(Pod, name, lambda pod: pod.status.phase == "Running")
+
+
+async def remove_pod(stack, name):
+    await stack.client.delete(Pod, name, "default", grace_s=1)
+    async with asyncio.timeout(30):
+        while await stack.client.find(Pod, name, "default") is not None:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_secret_or_config_map_of_the_pod_is_missing(stack):
+    await stack.pod("a", volumes=[{"name": "x", "secret": {"secretName": "gone"}}])
+    await stack.expect(
+        "pod/a", "pod-secret-missing", "a secret that it needs does not exist", step="kubectl get secrets -A"
+    )
+    await stack.pod("b", volumes=[{"name": "x", "configMap": {"name": "gone"}}])
+    await stack.expect("pod/b", "pod-configmap-missing", "a config map that it needs", step="get configmaps")
+
+
+async def test_a_container_has_no_image_cannot_be_made_or_fails(stack):
+    await stack.pod("a", **container(image="nginx:1"))
+    await stack.expect("pod/a", "pod-image", "container main has no image", step="describe pod a")
+    key = {"secretKeyRef": {"name": "gone", "key": "k"}}
+    await stack.pod("b", **container(env=[{"name": "K", "valueFrom": key}]))
+    await stack.expect("pod/b", "pod-container-config", "container main cannot be made", step="describe pod b")
+    await stack.pod("c", **container(command=["false"]))
+    await stack.expect("pod/c", "pod-crashing", "container main ends with code 1", step="logs c -c main --previous")
+
+
+async def test_the_kernel_refuses_the_mount_options(stack):
+    body = {"metadata": {"name": "odd"}, "provisioner": DRIVER, "mountOptions": ["nonsense=1"]}
+    if await stack.client.find(StorageClass, "odd") is None:
+        await stack.client.create(StorageClass, body)
+    await stack.claim("data", "odd", size="64Mi")
+    await stack.pod("web", "data")
+    await stack.expect("pod/web", "pod-mount-option-refused", "with nonsense=1 is refused", step="mountOptions")
+
+
+async def test_the_volume_is_unknown_to_the_driver(stack):
+    affinity = {"key": "topology.moorage.dev/node", "operator": "In", "values": ["node-1"]}
+    where = {"required": {"nodeSelectorTerms": [{"matchExpressions": [affinity]}]}}
+    source = {"driver": DRIVER, "volumeHandle": "nobody-knows-it"}
+    reference = {"namespace": "default", "name": "data"}
+    await stack.volume("ghost", csi=source, claimRef=reference, nodeAffinity=where)
+    await stack.claim("data", "")
+    await stack.pod("web", "data")
+    await stack.expect("pod/web", "pod-mount-fails", "nobody-knows-it", step="describe pod web")
+
+
+async def test_the_filesystem_is_damaged_or_gone(stack, up):
+    for name, spoil in (("damaged", spoil_tables), ("blank", spoil_start)):
+        body = {
+            "metadata": {"name": "ext4"},
+            "provisioner": DRIVER,
+            "parameters": {"csi.storage.k8s.io/fstype": "ext4"},
+        }
+        if await stack.client.find(StorageClass, "ext4") is None:
+            await stack.client.create(StorageClass, body)
+        await stack.claim(name, "ext4", size="64Mi")
+        await stack.pod(f"{name}-1", name)
+        await running(stack, f"{name}-1")
+        await remove_pod(stack, f"{name}-1")
+        claim = await stack.client.get(PersistentVolumeClaim, name, "default")
+        volume = await stack.client.get(PersistentVolume, claim.spec.volume_name)
+        [image] = [
+            p for p in (up / "pool" / "volumes" / volume.spec.csi.volume_handle).iterdir() if p.stat().st_size > 1 << 20
+        ]
+        spoil(image)
+    await stack.pod("damaged-2", "damaged")
+    await stack.expect(
+        "pod/damaged-2", "pod-filesystem-damaged", "filesystem needs repair", step="describe pod damaged-2"
+    )
+    await stack.pod("blank-2", "blank")
+    await stack.expect("pod/blank-2", "pod-format-failed", "could not be formatted", step="describe pod blank-2")
+
+
+def spoil_tables(image):
+    with image.open("r+b") as file:  # the superblock stays; what it points at does not
+        file.seek(4096)
+        file.write(os.urandom(6 << 20))
+
+
+def spoil_start(image):
+    with image.open("r+b") as file:
+        file.write(os.urandom(16 << 20))
