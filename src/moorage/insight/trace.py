@@ -196,12 +196,13 @@ def _end(steps: list[Step], done: tuple[str, ...]) -> Step | None:
 
 
 def _order(step: Step) -> tuple[float, float]:
-    """Within a second: what a person created, what is exact, what is not."""
+    """Within a second: what a person created, what is exact, what a component created, what else is known."""
     second = float(int(step.at))
     if step.is_exact:
         return second, step.at - second
-    is_asked_for = step.reason == "Created" and not step.object.startswith(("pv/", "va/", "volumesnapshotcontent/"))
-    return second, -1.0 if is_asked_for else 1.0
+    if step.reason != "Created":
+        return second, 2.0
+    return second, 1.0 if step.object.startswith(("pv/", "va/", "volumesnapshotcontent/")) else -1.0
 
 
 def _without_doubles(steps: list[Step]) -> list[Step]:

@@ -1,0 +1,190 @@
+"""Causes that cannot be made quickly for real, as worlds in and sentences out; and promises of the whole table."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from moorage.insight.causes import REGISTRY
+from moorage.insight.causes.model import code_in, driver_words
+from moorage.insight.document import page
+from moorage.insight.explain import first_cause, parse, story_of, stuck_stories
+from moorage.insight.world import World
+from moorage.kube.objects import CSIDriver, CSINode, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.meta import KubeObject
+
+ROOT = Path(__file__).parents[3]
+NODE = {"metadata": {"name": "node-1", "uid": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+CLAIM = {
+    "metadata": {"namespace": "default", "name": "data", "uid": "c"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": "pv-1"},
+    "status": {"phase": "Bound"},
+}
+VOLUME = {
+    "metadata": {"name": "pv-1", "uid": "v"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}},
+    "status": {"phase": "Bound"},
+}
+
+
+def make(kind: type[KubeObject], body: dict) -> KubeObject:
+    return msgspec.convert(body, kind)
+
+
+def pod(**more):
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
+    spec = {"nodeName": "node-1", "volumes": [volume], **more.pop("spec", {})}
+    body = {
+        "metadata": {"namespace": "default", "name": "web", "uid": "p"},
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
+    return make(Pod, body | more)
+
+
+def world_of(*pods, events=(), driver=None, volume=None):
+    """A bound claim on a ready node that has the driver; events are (reason, message), newest first."""
+    made = World()
+    made.nodes["node-1"] = make(Node, NODE)
+    made.claims["default/data"] = make(PersistentVolumeClaim, CLAIM)
+    made.volumes["pv-1"] = make(PersistentVolume, volume or VOLUME)
+    made.drivers["d"] = make(
+        CSIDriver, {"metadata": {"name": "d"}, "spec": {"attachRequired": False, **(driver or {})}}
+    )
+    made.node_drivers["node-1"] = make(CSINode, {"metadata": {"name": "node-1"}, "spec": {"drivers": [{"name": "d"}]}})
+    made.pods = {one.key: one for one in pods}
+    told = [{"type": "Warning", "reason": reason, "message": message} for reason, message in events]
+    made.events["p"] = [make(Event, one) for one in told]
+    return made
+
+
+MOUNT = 'MountVolume.MountDevice failed for volume "pv-1" : '
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (MOUNT + "NodeStageVolume: DEADLINE_EXCEEDED: no answer in 120 s", "pod-driver-silent"),
+        (MOUNT + "rpc error: code = Unavailable desc = connection error", "pod-driver-silent"),
+        (MOUNT + "NodeStageVolume: FAILED_PRECONDITION: volume x holds xfs and not ext4", "pod-filesystem-differs"),
+        (MOUNT + "mount failed: wrong fs type, bad option, bad superblock on /dev/sdb", "pod-filesystem-differs"),
+        (MOUNT + "'fsck' found errors on device /dev/sdb but could not correct them", "pod-filesystem-damaged"),
+        (MOUNT + "format of disk failed: mkfs.ext4: Device size reported to be zero", "pod-format-failed"),
+        (MOUNT + 'fetching NodeStageSecretRef a/b failed: secrets "b" not found', "pod-secret-missing"),
+        (MOUNT + 'references non-existent config key: configmap "x" not found', "pod-configmap-missing"),
+        (MOUNT + "rpc error: code = Internal desc = no more information", "pod-mount-fails"),
+    ],
+)
+def test_mounting_fails_in_the_words_of_drivers_and_kubelets(message, cause):
+    web = pod()
+    late = "Unable to attach or mount volumes: unmounted volumes=[v]: timed out waiting for the condition"
+    world = world_of(web, events=[("FailedMount", late), ("FailedMount", message)])
+    story = story_of(world, web)
+    assert story.cause == cause
+    assert message in story.sentence
+    assert story.evidence[0].startswith("FailedMount (")
+    assert story.next_step.startswith("kubectl ")
+
+
+def test_a_mount_that_only_took_too_long_is_told_as_that():
+    late = "Unable to attach or mount volumes: timed out waiting for the condition"
+    web = pod()
+    assert late in story_of(world_of(web, events=[("FailedMount", late)]), web).sentence
+
+
+def test_a_quota_refuses_the_claim_of_an_ephemeral_volume():
+    web = pod(spec={"nodeName": "", "volumes": [{"name": "tmp", "ephemeral": {"volumeClaimTemplate": {}}}]})
+    words = 'ephemeral volume tmp: persistentvolumeclaims "web-tmp" is forbidden: exceeded quota: storage'
+    story = story_of(world_of(web, events=[("FailedBinding", words)]), web)
+    assert story.cause == "pod-quota"
+    assert "claim web-tmp for its ephemeral volume exceeds the quota of namespace default" in story.sentence
+    assert story.next_step == "kubectl -n default describe resourcequota"
+
+
+def failing(**more):
+    ended = {
+        "name": "main",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 1}},
+    }
+    status = {"phase": "Running", "containerStatuses": [ended]}
+    return pod(spec={"securityContext": {"fsGroup": 2000}}, status=status, **more)
+
+
+def test_an_fs_group_that_is_not_applied_is_told_when_a_container_fails():
+    web = failing()
+    story = story_of(world_of(web, driver={"fsGroupPolicy": "None"}), web)
+    assert story.cause == "pod-fs-group-ignored"
+    assert "fsGroup 2000 is not applied to volume pv-1: fsGroupPolicy of d is None" in story.sentence
+    assert story_of(world_of(web, driver={"fsGroupPolicy": "File"}), web).cause == "pod-crashing"
+
+
+def test_an_fs_group_that_is_not_applied_is_a_note_while_all_is_well():
+    web = pod(spec={"securityContext": {"fsGroup": 2000}}, status={"phase": "Running"})
+    story = story_of(world_of(web, driver={"fsGroupPolicy": "None"}), web)
+    assert not story.stuck
+    assert story.sentence.endswith(
+        "nothing is wrong; fsGroup 2000 is not applied to volume pv-1: fsGroupPolicy of d is None"
+    )
+
+
+def test_what_belongs_to_another_story_is_told_once():
+    lost = make(PersistentVolumeClaim, CLAIM | {"status": {"phase": "Lost"}})
+    web = pod(spec={"nodeName": ""})
+    world = world_of(web)
+    world.claims["default/data"] = lost
+    assert [story.object for story in stuck_stories(world)] == ["pod/web"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("rpc error: code = ResourceExhausted desc = full", "RESOURCE_EXHAUSTED"),
+        ("CreateVolume: OUT_OF_RANGE: too small", "OUT_OF_RANGE"),
+        ("nothing of the kind", ""),
+    ],
+)
+def test_codes_are_read_in_both_spellings(words, code):
+    assert code_in(words) == code
+
+
+def test_the_words_of_the_driver_stand_alone():
+    message = (
+        'failed to provision volume with StorageClass "fast": CreateVolume: INTERNAL: no; retried with growing pauses'
+    )
+    assert driver_words(message) == "CreateVolume: INTERNAL: no"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("pvc/a", PersistentVolumeClaim), ("PODS/a", Pod), ("pv/a", PersistentVolume)]
+)
+def test_references(text, kind):
+    assert parse(text) == (kind, "a")
+
+
+def test_every_cause_is_told_once_in_plain_words():
+    ids = [cause.id for cause in REGISTRY]
+    assert len(ids) == len(set(ids)) >= 100
+    for cause in REGISTRY:
+        assert cause.why.endswith("."), cause.id
+        assert cause.remedy, cause.id
+        assert not cause.title.endswith("."), cause.id
+
+
+def test_every_cause_has_a_test():
+    here = [*ROOT.glob("tests/e2e/insight/test_*.py"), Path(__file__)]
+    named = set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', "".join(path.read_text() for path in here)))
+    assert [cause.id for cause in REGISTRY if cause.id not in named] == []
+
+
+def test_the_troubleshooting_page_is_made_from_the_table():
+    command = "python -m moorage.insight.document docs/troubleshooting.md"
+    assert (ROOT / "docs" / "troubleshooting.md").read_text() == page(), f"the page is stale: {command}"
+
+
+def test_an_object_with_which_nothing_is_wrong():
+    world = world_of()
+    claim = world.claims["default/data"]
+    assert first_cause(world, claim) == (None, None)
+    assert story_of(world, claim).sentence == "pvc/data: it is bound to pv-1, used by no pod; nothing is wrong"
