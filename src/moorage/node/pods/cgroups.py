@@ -16,7 +16,8 @@ from moorage.log import get_logger
 
 log = get_logger(__name__)
 
-_V1 = ("memory", "cpu", "cpuacct", "pids", "blkio", "freezer")
+# Only controllers that a limit of a container or of a volume is set in: each costs two directories and a move per pod.
+_V1 = frozenset({"memory", "cpu", "blkio"})
 _PERIOD_US = 100_000
 
 
@@ -115,7 +116,7 @@ def find_hierarchies() -> list[tuple[int, Path]]:
         if mount.fstype == "cgroup2" and (path / "cgroup.controllers").is_file():
             if (path / "cgroup.controllers").read_text().split():
                 found.append((2, path))
-        elif mount.fstype == "cgroup" and path.name in _V1 and os.access(path, os.W_OK):
+        elif mount.fstype == "cgroup" and _V1.intersection(mount.super_options) and os.access(path, os.W_OK):
             found.append((1, path))
     return found
 
@@ -124,10 +125,11 @@ def _limit(version: int, controller: str, directory: Path, container: Container)
     limits = container.resources.limits
     memory = Quantity.parse(limits["memory"]).value if "memory" in limits else None
     cpu = Quantity.parse(limits["cpu"]).milli_value if "cpu" in limits else None
-    if memory and (version == 2 or controller == "memory"):
+    controllers = controller.split(",")  # "cpu,cpuacct" is one hierarchy on many machines
+    if memory and (version == 2 or "memory" in controllers):
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
         (directory / name).write_text(str(memory))
     if cpu and version == 2:
         (directory / "cpu.max").write_text(f"{cpu * _PERIOD_US // 1000} {_PERIOD_US}")
-    elif cpu and controller == "cpu":
+    elif cpu and "cpu" in controllers:
         (directory / "cpu.cfs_quota_us").write_text(str(cpu * _PERIOD_US // 1000))

@@ -68,6 +68,7 @@ class Runtime:
         self._socket: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
+        self._sending = asyncio.Lock()
         self._followed: dict[int, Container] = {}
 
     async def open(self) -> None:
@@ -181,7 +182,8 @@ class Runtime:
             for attempt in (1, 2):
                 control = await self._zygote()
                 try:
-                    _send(control, json.dumps(request).encode(), [*streams, write])
+                    async with self._sending:
+                        await _send(control, json.dumps(request).encode(), [*streams, write])
                     break
                 except OSError as error:
                     if attempt == 2:
@@ -214,6 +216,7 @@ class Runtime:
                 )
             finally:
                 theirs.close()
+            ours.setblocking(False)
             self._socket = ours
             return ours
 
@@ -278,6 +281,22 @@ def _is_same(pid: int, ticks: Any) -> bool:
         return False
 
 
-def _send(control: socket.socket, data: bytes, fds: list[int]) -> None:
+async def _send(control: socket.socket, data: bytes, fds: list[int]) -> None:
+    """One message; waits without holding up anything else while the zygote is busy forking."""
     rights = array.array("i", fds).tobytes()
-    control.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    while True:
+        try:
+            control.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            return
+        except BlockingIOError:
+            await _writable(control)
+
+
+async def _writable(control: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(control, _resolve, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(control)

@@ -34,6 +34,8 @@ _LAST_CAPABILITY = 40
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_libc.signal.restype = ctypes.c_void_p
 
 
 def become(spec: dict[str, Any], out: int, err: int, fail: int) -> None:
@@ -57,9 +59,8 @@ def become(spec: dict[str, Any], out: int, err: int, fail: int) -> None:
 
 def reset_signals() -> None:
     """A program must find every signal as a fresh one does; what is ignored now would stay ignored in it."""
-    for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32:
-            signal.signal(number, signal.SIG_DFL)
+    for number in range(1, 32):  # straight to the C library: Python's own way makes an enum of each
+        _libc.signal(number, None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -17,6 +17,7 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 _WORKERS = 16
+_CREATING_S = 0.5  # most pods run before anybody could read that they are being made
 
 
 @dataclass(slots=True)
@@ -42,7 +43,11 @@ class StatusWriter:
         if entry is None:
             entry = self._entries[pod.uid] = _Entry(pod.namespace, pod.name, status)
         entry.wanted = status
-        if entry.written != status:
+        if entry.written == status:
+            return
+        if entry.written is None and _only_creating(status):
+            self._queue.add_after(pod.uid, _CREATING_S)
+        else:
             self._queue.add(pod.uid)
 
     def last(self, uid: str) -> dict[str, Any] | None:
@@ -87,3 +92,10 @@ class StatusWriter:
             entry.settled = None
         elif entry.wanted != entry.written:
             self._queue.add(uid)
+
+
+def _only_creating(status: dict[str, Any]) -> bool:
+    """Nothing but the news that the pod has been seen; a status that says more replaces it soon."""
+    every = (*status.get("initContainerStatuses", ()), *status["containerStatuses"])
+    reasons = {(one["state"].get("waiting") or {}).get("reason") for one in every}
+    return bool(status["phase"] == "Pending") and reasons <= {"ContainerCreating", "PodInitializing"}

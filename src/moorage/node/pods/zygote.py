@@ -8,6 +8,7 @@ Start reading at: `main`.
 """
 
 import array
+import gc
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ def main(control_fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
+    gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process
+    gc.freeze()
     while True:
         data, fds = _receive(control)
         if not data:
