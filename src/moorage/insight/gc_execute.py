@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from moorage.errors import MoorageError
 from moorage.host import loop, mounts
 from moorage.insight.gc import Finding, World
+from moorage.insight.gc_observe import look_at_cluster, mounts_of_all_namespaces, shows
 from moorage.kube.client import Client
 from moorage.kube.objects import PersistentVolume, VolumeAttachment
 from moorage.log import get_logger
@@ -55,9 +56,14 @@ async def remove_all(
         key=lambda finding: order.index(finding.kind) if finding.kind in order else len(order),
     )
     by_path = {str(pool.directory): pool for pool in pools}
+    owned: frozenset[str] = frozenset()
+    if client is not None and world.cluster is not None and any(finding.kind == "volume" for finding in wanted):
+        owned = (await look_at_cluster(client, world.cluster.driver)).handles
     results = []
     for finding in wanted:
         try:
+            if finding.kind == "volume" and finding.id in owned:
+                raise Vanished(f"volume {finding.id} has a PersistentVolume now")
             if finding.kind in ("attachment", "pv"):
                 await _delete_object(finding, world, client)
             else:
@@ -120,4 +126,8 @@ def _detach(pool: Pool, path: str) -> None:
     device = loop.at(path)
     if not device.backing_file.startswith(f"{os.path.realpath(pool.directory)}/"):
         raise Vanished(f"{path} has another file now")
+    # The kernel would not refuse: it detaches a mounted device as soon as it is unmounted.
+    used = [mount.target for mount in mounts_of_all_namespaces() if shows(mount, device)]
+    if used:
+        raise Vanished(f"{path} is mounted at {', '.join(used)}")
     loop.detach(device.number)

@@ -7,6 +7,7 @@ Start reading at: `observe`.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import socket
@@ -42,7 +43,7 @@ from moorage.kube.objects import (
     VolumeAttachment,
     seconds_of,
 )
-from moorage.storage import Pool, Scope
+from moorage.storage import Kind, Pool, Scope
 from moorage.storage.guests import FOR_EXPORT
 from moorage.storage.imports import unfinished
 from moorage.storage.layout import is_abandoned
@@ -71,7 +72,8 @@ async def observe(pools: Sequence[Pool], client: Client | None, driver: str, nod
 def look_at_pool(world: World, pool: Pool) -> None:
     """Add what a pool holds and what this machine's kernel has of it."""
     where = str(pool.directory)
-    for row in overview(pool):
+    rows = overview(pool)
+    for row in rows:
         data = Path(pool.context.layout.volumes, row.id, "data")
         use = _use_of(pool, data)
         # A record that cannot be read has no time; its directory's is never older than the volume.
@@ -79,7 +81,7 @@ def look_at_pool(world: World, pool: Pool) -> None:
         world.volumes.append(SeenVolume(row.id, row.name, where, created, use))
         if pool.config.scope is Scope.SHARED:
             _look_at_holds(world, pool, row.id, use)
-    raw = {row.id for row in overview(pool) if not row.filesystem}
+    raw = {row.id for row in rows if not row.filesystem}
     _look_at_devices(world, pool, raw)
     _look_at_mounts(world, pool)
     _look_at_files(world, pool)
@@ -91,8 +93,6 @@ def look_at_pool(world: World, pool: Pool) -> None:
 
 
 def _use_of(pool: Pool, data: Path) -> str:
-    from moorage.storage import Kind
-
     if not data.exists():
         return ""
     return observe_use(data, Kind.DIRECTORY if data.is_dir() else Kind.IMAGE).holders
@@ -122,7 +122,7 @@ def _look_at_devices(world: World, pool: Pool, raw: set[str]) -> None:
                 ident in raw,
                 # The kernel makes this directory when the device is attached; its time is never earlier than that.
                 _mtime(f"/sys/block/loop{device.number}/loop", world.now_s),
-                tuple(sorted({mount.target for mount in everywhere if _shows(mount, device)})),
+                tuple(sorted({mount.target for mount in everywhere if shows(mount, device)})),
                 openers.get(str(device.path), ()),
             )
         )
@@ -133,7 +133,7 @@ def _look_at_mounts(world: World, pool: Pool) -> None:
     devices = loop.attached(pool.directory)
     home = mountinfo.mount_containing(pool.directory)
     for mount in mountinfo.mounts():
-        device = next((each for each in devices if _shows(mount, each)), None)
+        device = next((each for each in devices if shows(mount, each)), None)
         is_bind = device is None and mount.device == home.device and "/volumes/" in mount.root and _is_ours(mount, pool)
         if device is None and not is_bind:
             continue
@@ -176,8 +176,6 @@ def _look_at_files(world: World, pool: Pool) -> None:
 
 def _owner_of(pool: Pool) -> str:
     """The process that serves the pool now, or nothing."""
-    import fcntl
-
     try:
         with open(os.path.join(pool.directory, "lock"), "rb") as lock:
             try:
@@ -214,7 +212,8 @@ def _openers() -> dict[str, tuple[int, ...]]:
     return {path: tuple(sorted(pids)) for path, pids in found.items()}
 
 
-def _shows(mount: Mount, device: LoopDevice) -> bool:
+def shows(mount: Mount, device: LoopDevice) -> bool:
+    """Whether a mount is a filesystem on the device, or a bind of its node."""
     if mount.device == device.device or mount.source == str(device.path):
         return True
     return mount.fstype in _DEVICE_FILESYSTEMS and os.path.basename(mount.root) == f"loop{device.number}"

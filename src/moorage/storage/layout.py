@@ -275,7 +275,7 @@ class Layout:
         with os.scandir(self.tmp) as entries:
             paths = [entry.path for entry in entries]
         for path in paths:
-            if _is_abandoned(path, min_age_s):
+            if is_abandoned(path, min_age_s):
                 remove_tree(path)
                 count += 1
         return count
@@ -374,7 +374,8 @@ def _flock_within(fd: int, directory: str) -> None:
         return
 
 
-def _is_abandoned(path: str, min_age_s: float) -> bool:
+def is_abandoned(path: str, min_age_s: float) -> bool:
+    """Whether what lies in tmp/ is of a process that has ended, and old enough."""
     try:
         found = os.lstat(path)
         if time.time() - found.st_mtime < min_age_s:
