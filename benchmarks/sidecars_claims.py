@@ -2,7 +2,9 @@
 
 Run: python benchmarks/sidecars_claims.py [--claims 1000] [--driver moorage|PATH] [--provisioner moorage|PATH]
 PATH of a driver is a hostpathplugin binary, PATH of a provisioner an official csi-provisioner, for comparison.
-Prints claims/s, p99, API requests per claim (counted by a proxy in front of the API server), and memory.
+Prints claims/s, p99, CPU time per claim of each process (which other work on the machine disturbs least), API requests
+per claim (counted by a proxy in front of the API server), and memory. Moorage's processes reach the API server as
+those of `moorage up` do, through its unix socket; `--tls` makes them use TCP and TLS instead.
 """
 
 import argparse
@@ -44,6 +46,8 @@ class Run:
     after_mib: float = 0.0
     idle_cpu: float = 0.0
     pids: dict[str, int] = field(default_factory=dict)
+    bound_cpu: dict[str, float] = field(default_factory=dict)
+    deleted_cpu: dict[str, float] = field(default_factory=dict)
 
     def used(self) -> dict[str, float]:
         return {name: cpu_s(pid) for name, pid in self.pids.items()}
@@ -122,12 +126,25 @@ async def counting_proxy(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    path = folder / "proxied.kubeconfig"
+    return runner, write_kubeconfig(folder / "proxied.kubeconfig", f"http://127.0.0.1:{port}", token)
+
+
+def write_kubeconfig(path: Path, server: str, token: str) -> Path:
     path.write_text(
-        f"apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{{name: x, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
+        f"apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{{name: x, cluster: {{server: '{server}'}}}}]\n"
         f"users: [{{name: x, user: {{token: '{token}'}}}}]\ncontexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
     )
-    return runner, path
+    return path
+
+
+def per_claim(before: dict[str, float], after: dict[str, float], claims: int) -> dict[str, float]:
+    """CPU milliseconds per claim, by process."""
+    return {name: (seconds - before[name]) / claims * 1000 for name, seconds in after.items()}
+
+
+def spelled(cpu: dict[str, float]) -> str:
+    parts = ", ".join(f"{name} {used:.1f}" for name, used in cpu.items())
+    return f"{sum(cpu.values()):.1f} ms of CPU per claim ({parts})"
 
 
 def driver_command(kind: str, folder: Path) -> tuple[list[str], str]:
@@ -179,9 +196,12 @@ async def measure(options: argparse.Namespace, folder: Path) -> Run:
         base = from_kubeconfig(folder / "api/kubeconfig")
         config = ApiConfig("http://localhost", None, base.token, unix_socket=str(socket))
         kubeconfig, runner = folder / "api/kubeconfig", None
+        if not options.tls and options.provisioner == "moorage":
+            assert config.token is not None
+            kubeconfig = write_kubeconfig(folder / "unix.kubeconfig", f"unix://{socket}", await config.token())
+        binder = [*MOORAGE, "controllers", "binder", "protection", "--kubeconfig", str(kubeconfig)]
         if options.count:
             runner, kubeconfig = await counting_proxy(str(socket), run.requests, folder, config)
-        binder = [*MOORAGE, "controllers", "binder", "protection", "--kubeconfig", str(folder / "api/kubeconfig")]
         sidecars = sidecar_command(options.provisioner, folder, kubeconfig, options.roles)
         with (
             process(binder, folder / "binder.log") as binder_pid,
@@ -262,7 +282,7 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
     print(f"  created in {time.monotonic() - start:.1f} s", flush=True)
     await until(lambda: len(bound_at) == options.claims, options.limit)
     run.bound_s = max(bound_at.values()) - start
-    print("  CPU ms per claim:", {n: round((t - used[n]) / options.claims * 1000, 1) for n, t in run.used().items()})
+    run.bound_cpu = per_claim(used, run.used(), options.claims)
     delays = sorted(bound_at[name] - created_at[name] for name in bound_at)
     run.p99_s = delays[int(len(delays) * 0.99) - 1]
     await asyncio.sleep(2)
@@ -271,6 +291,7 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
         print("  requests for binding:", dict(run.requests.most_common(12)))
         print(f"  requests per claim: {sum(run.requests.values()) / options.claims:.2f}")
     run.requests.clear()
+    used = run.used()
     start = time.monotonic()
 
     async def drop(name: str) -> None:
@@ -280,6 +301,7 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
     await asyncio.gather(*(drop(f"c{i}") for i in range(options.claims)))
     await until(lambda: len(volumes) == options.preload and len(claims) == 0, options.limit)
     run.deleted_s = time.monotonic() - start
+    run.deleted_cpu = per_claim(used, run.used(), options.claims)
     if options.count:
         print("  requests for deleting:", dict(run.requests.most_common(8)))
     for task in following:
@@ -297,6 +319,7 @@ def main() -> None:
     parser.add_argument("--preload", type=int, default=0, help="volumes that exist before: shows the growth of cost")
     parser.add_argument("--limit", type=float, default=300.0, help="give up after this many seconds")
     parser.add_argument("--count", action="store_true")
+    parser.add_argument("--tls", action="store_true", help="let binder and sidecars use TCP and TLS")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="moorage-sidecars-bench-"))
     try:
@@ -304,7 +327,9 @@ def main() -> None:
         bound, deleted = options.claims / run.bound_s, options.claims / run.deleted_s
         print(f"{options.claims} claims, driver {options.driver}, provisioner {options.provisioner}")
         print(f"  bound:   {bound:.0f} claims/s (target 100, ratio {bound / 100:.2f}), p99 {run.p99_s:.1f} s")
+        print(f"           {spelled(run.bound_cpu)}")
         print(f"  deleted: {deleted:.0f} claims/s (target 100, ratio {deleted / 100:.2f})")
+        print(f"           {spelled(run.deleted_cpu)}")
         print(f"  memory:  {run.idle_mib:.0f} MiB idle (limit 80), {run.after_mib:.0f} MiB after (limit 130)")
         print(f"  idle CPU: {run.idle_cpu * 100:.2f} % of a core (limit 0.5)")
     except BaseException:
