@@ -1,6 +1,6 @@
-"""Pack a root filesystem as an OCI image archive, byte for byte the same for the same input.
+"""Pack a folder as an OCI image archive, byte for byte the same for the same content.
 
-Owns: the layer, configuration, manifest and index of the image. Usage: pack.py ROOT.tar OUTPUT.tar VERSION
+Owns: the layer, configuration, manifest and index of the image. Usage: pack.py ROOT OUTPUT.tar VERSION
 """
 
 import gzip
@@ -14,20 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What the packages left and a running image has no use for, or what differs from build to build.
-_LEFT_OUT = (
-    "dev/",
-    "etc/apt/",
-    "etc/hostname",
-    "etc/machine-id",
-    "etc/resolv.conf",
-    "tmp/",
-    "var/cache/",
-    "var/lib/apt/",
-    "var/lib/dbus/machine-id",
-    "var/lib/dpkg/",
-    "var/log/",
-)
+REFERENCE = "localhost/moorage"
 _LABELS = {
     "org.opencontainers.image.title": "moorage",
     "org.opencontainers.image.description": "Persistent volumes for containers: CSI plugin, sidecars and controllers",
@@ -38,7 +25,7 @@ _LABELS = {
 def main() -> None:
     root, output, version = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
-    plain = normalised(root, epoch)
+    plain = layer_of(root, epoch)
     layer = compressed(plain)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
     config = encoded(image_config(hashlib.sha256(plain).hexdigest(), created, version))
@@ -50,7 +37,11 @@ def main() -> None:
             "manifests": [
                 {
                     **descriptor("application/vnd.oci.image.manifest.v1+json", manifest),
-                    "annotations": {"org.opencontainers.image.ref.name": version},
+                    "annotations": {
+                        "org.opencontainers.image.ref.name": version,
+                        # What containerd calls the image after an import; it is the name in the manifests.
+                        "io.containerd.image.name": f"{REFERENCE}:{version}",
+                    },
                     "platform": {"architecture": architecture(), "os": "linux"},
                 }
             ],
@@ -62,26 +53,24 @@ def main() -> None:
     sys.stdout.write(f"{output} sha256:{hashlib.sha256(manifest).hexdigest()} {len(layer) >> 20} MiB compressed\n")
 
 
-def normalised(root: Path, epoch: int) -> bytes:
-    """The tar of the root filesystem in name order, with one time for all files and no device nodes."""
+def layer_of(root: Path, epoch: int) -> bytes:
+    """The tar of a folder in name order, all of it root's, with one time for all files."""
     target = io.BytesIO()
-    with tarfile.open(root) as source, tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as sink:
-        for member in sorted(source.getmembers(), key=lambda member: member.name):
-            if member.isdev() or _is_left_out(member.name):
-                continue
-            member.mtime = min(int(member.mtime), epoch)
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(root.rglob("*")):
+            member = tar.gettarinfo(path, str(path.relative_to(root)))
+            if member.islnk():  # two names of one file, in whatever order: write it twice
+                member.type, member.linkname, member.size = tarfile.REGTYPE, "", path.stat().st_size
+            member.uid = member.gid = 0
             member.uname = member.gname = ""
-            member.pax_headers = {
-                key: text for key, text in member.pax_headers.items() if key.startswith("SCHILY.xattr.")
-            }
-            sink.addfile(member, source.extractfile(member) if member.isreg() else None)
+            member.mtime = epoch
+            if not member.issym():
+                member.mode = (
+                    0o1777 if member.mode & 0o1000 else 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+                )
+            with path.open("rb") if member.isreg() else io.BytesIO() as content:
+                tar.addfile(member, content if member.isreg() else None)
     return target.getvalue()
-
-
-def _is_left_out(name: str) -> bool:
-    """Directories themselves stay, their content goes."""
-    path = name.removeprefix("./")
-    return "__pycache__" in path or any(path.startswith(prefix) and path != prefix.rstrip("/") for prefix in _LEFT_OUT)
 
 
 def compressed(data: bytes) -> bytes:
@@ -100,6 +89,7 @@ def image_config(diff_id: str, created: str, version: str) -> dict[str, Any]:
                 "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                 "PYTHONDONTWRITEBYTECODE=1",
                 "PYTHONUNBUFFERED=1",
+                "PYTHONNOUSERSITE=1",
             ],
             "User": "65532:65532",
             "WorkingDir": "/",
