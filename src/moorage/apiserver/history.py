@@ -11,6 +11,7 @@ behind, and is dropped when what it needs has been forgotten.
 import asyncio
 import time
 from bisect import bisect_right
+from collections.abc import Callable, Hashable
 
 import msgspec
 
@@ -19,7 +20,7 @@ KEEP_AT_LEAST_S = 75.0  # what the watch cache promises
 SOFT_LIMIT_BYTES = 48 << 20
 HARD_LIMIT_BYTES = 192 << 20
 COALESCE_S = 0.005  # changes within this time reach a watcher in one write,
-COALESCE_EACH_S = 0.00015  # and longer when many watch, because each of them costs a write
+COALESCE_EACH_S = 0.0001  # and longer when many watch, because each of them costs a write
 
 
 class _Meta(msgspec.Struct):
@@ -57,7 +58,7 @@ _NONE: dict[str, str] = {}
 class Change:
     """One step of one object, with its state before and after."""
 
-    __slots__ = ("_frame", "at", "key", "kind", "previous", "record")
+    __slots__ = ("at", "key", "kind", "previous", "record")
 
     def __init__(self, kind: str, key: tuple[str, str], record: Record, previous: Record | None) -> None:
         self.kind = kind
@@ -65,14 +66,6 @@ class Change:
         self.record = record
         self.previous = previous
         self.at = time.monotonic()
-        self._frame: bytes | None = None
-
-    @property
-    def frame(self) -> bytes:
-        """The change as a line of a watch stream, made once for all watchers."""
-        if self._frame is None:
-            self._frame = frame_of(self.kind, self.record.body)
-        return self._frame
 
 
 def frame_of(kind: str, body: bytes) -> bytes:
@@ -82,7 +75,7 @@ def frame_of(kind: str, body: bytes) -> bytes:
 class Log:
     """The changes of one resource since `floor`, addressed by a position that never shifts."""
 
-    __slots__ = ("_changes", "_first", "_joined", "_last_wake", "_scheduled", "_waiting", "floor", "size_bytes")
+    __slots__ = ("_changes", "_first", "_last_wake", "_scheduled", "_shared", "_waiting", "floor", "size_bytes")
 
     def __init__(self) -> None:
         self.floor = 0  # a watch may start at this revision or later
@@ -90,7 +83,7 @@ class Log:
         self._changes: list[Change] = []
         self._first = 0
         self._waiting: set[asyncio.Future[None]] = set()
-        self._joined: tuple[int, int, bytes] = (0, 0, b"")
+        self._shared: tuple[int, int, dict[Hashable, bytes]] = (0, 0, {})
         self._scheduled = False
         self._last_wake = 0.0
 
@@ -123,22 +116,32 @@ class Log:
             return None
         return self._changes[position - self._first :]
 
-    async def grown(self, position: int) -> None:
-        """Wait until there is something at `position`."""
+    async def grown(self, position: int, until: float) -> bool:
+        """Wait until there is something at `position`; False when the loop's clock says `until` first."""
+        loop = asyncio.get_running_loop()
         while self.end <= position:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            turn: asyncio.Future[None] = loop.create_future()
             self._waiting.add(turn)
+            # Each change wakes each watcher: a timer of the loop costs a fraction of asyncio.timeout.
+            timer = loop.call_at(until, _end_turn, turn)
             try:
                 await turn
             finally:
+                timer.cancel()
                 self._waiting.discard(turn)
+            if loop.time() >= until:
+                return self.end > position
+        return True
 
-    def frames(self, position: int, changes: list[Change]) -> bytes:
-        """The changes from a position on as lines; watchers that stand together share them."""
+    def shared(self, selection: Hashable, position: int, changes: list[Change], made: Callable[[], bytes]) -> bytes:
+        """Lines for the changes from a position on; watchers of one selection that stand together share them."""
         end = position + len(changes)
-        if self._joined[:2] != (position, end):
-            self._joined = (position, end, b"".join([change.frame for change in changes]))
-        return self._joined[2]
+        if self._shared[:2] != (position, end):
+            self._shared = (position, end, {})
+        lines = self._shared[2]
+        if selection not in lines:
+            lines[selection] = made()
+        return lines[selection]
 
     def trim(self, now: float, held_bytes: int) -> None:
         """Forget by age, and sooner when the logs together hold much."""
@@ -162,8 +165,12 @@ class Log:
         self._scheduled = False
         self._last_wake = asyncio.get_running_loop().time()
         for turn in self._waiting:
-            if not turn.done():
-                turn.set_result(None)
+            _end_turn(turn)
+
+
+def _end_turn(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 def _revision_of(change: Change) -> int:

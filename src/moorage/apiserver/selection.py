@@ -135,6 +135,12 @@ def matcher(kind: Kind, namespace: str, name: str, options: Options) -> Matcher 
     return lambda key, record: all(test(key, record) for test in tests)
 
 
+def selection_of(call: Call) -> tuple[str, ...]:
+    """What two calls on one resource have in common if `matcher` makes the same of both."""
+    options = call.options
+    return (call.kind.api_version, call.namespace, call.name, repr(options.fields.terms), repr(options.labels))
+
+
 def _field_test(kind: Kind, path: str, value: str, wanted: bool) -> Matcher:
     if path == "metadata.name":
         return lambda key, _record: (key[1] == value) is wanted

@@ -13,7 +13,7 @@ from moorage.apiserver.errors import StatusError, expired, too_large_version
 from moorage.apiserver.history import Change, Record, frame_of
 from moorage.apiserver.kinds import Kind
 from moorage.apiserver.query import Call
-from moorage.apiserver.selection import matcher
+from moorage.apiserver.selection import matcher, selection_of
 from moorage.apiserver.store import Key, Store, encode
 
 BOOKMARK_S = 60.0
@@ -29,6 +29,7 @@ class Watch:
         self._render = render
         self._matches = matcher(call.kind, call.namespace, call.name, call.options)
         self._log = store.table(call.kind.stored_as).log
+        self._selection = selection_of(call)
         self._initial: list[tuple[Key, Record]] = []
         options = call.options
         asked = int(options.version or 0)
@@ -57,12 +58,7 @@ class Watch:
         last_call = end - 2 if timeout > 4 else end
         while (now := loop.time()) < end:
             until = min(bookmark_at, last_call if now < last_call else end, end)
-            try:
-                async with asyncio.timeout(max(0.0, until - now)):
-                    await self._log.grown(self._position)
-            except TimeoutError:
-                if self._log.end > self._position:
-                    continue  # a bookmark may not overtake a change
+            if not await self._log.grown(self._position, until):
                 bookmark_at = loop.time() + BOOKMARK_S
                 if self._call.options.wants_bookmarks:
                     yield self._bookmark()
@@ -94,8 +90,11 @@ class Watch:
             yield b"".join(chunk)
 
     def _frames(self, changes: list[Change]) -> bytes:
-        if self._matches is None and self._render is None:
-            return self._log.frames(self._position, changes)
+        if self._render is not None:
+            return self._lines_of(changes)
+        return self._log.shared(self._selection, self._position, changes, lambda: self._lines_of(changes))
+
+    def _lines_of(self, changes: list[Change]) -> bytes:
         return b"".join([line for change in changes if (line := self._selected(change))])
 
     def _selected(self, change: Change) -> bytes | None:
@@ -105,14 +104,12 @@ class Watch:
             return self._frame(change.kind, change.record.body)
         before = change.previous is not None and matches(change.key, change.previous)
         after = change.kind != "DELETED" and matches(change.key, change.record)
-        if after and before:
-            return self._frame("MODIFIED", change.record.body)
         if after:
-            return self._frame("ADDED", change.record.body)
+            return self._frame("MODIFIED" if before else "ADDED", change.record.body)
         if not before or change.previous is None:
             return None
         if change.kind == "DELETED":
-            return self._frame("DELETED", change.record.body)
+            return self._frame(change.kind, change.record.body)
         return self._frame("DELETED", _as_of(change.previous, change.record.revision))
 
     def _frame(self, kind: str, body: bytes) -> bytes:
