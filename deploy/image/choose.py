@@ -1,6 +1,6 @@
-"""Take from unpacked Debian packages what a running image needs: a few programs, their libraries, Python.
+"""Take from unpacked Debian packages what a running image needs: a few programs, Python, and the libraries they load.
 
-Owns: the list of programs, and finding the libraries that they and Python's modules load.
+Owns: the list of programs, and finding the libraries that they and the Python packages already in the folder load.
 Usage: choose.py DEBIAN.tar ROOT
 """
 
@@ -30,6 +30,11 @@ def main() -> None:
     archive, root = Path(sys.argv[1]), Path(sys.argv[2])
     full = root.with_name("full")
     unpack(archive, full)
+    python = f"python3.{sys.version_info.minor}"
+    if not (full / "usr/lib" / python).is_dir():
+        sys.exit(
+            f"image: this suite has no {python}, with which the environment was made; see deploy/image/Containerfile"
+        )
     for name in chosen(full):
         copy(full, root, name)
     furnish(root)

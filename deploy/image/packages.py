@@ -24,16 +24,13 @@ sys.exit(main())
 
 def main() -> None:
     root = Path(sys.argv[1])
-    python = next((root / "usr/lib").glob("python3.*")).name
-    ours = f"python3.{sys.version_info.minor}"
-    if python != ours:
-        sys.exit(f"image: the image has {python} and the environment {ours}; make the environment with {python}")
     site = root / "usr/lib/python3/dist-packages"
     for name, version in sorted(wanted((HERE / "requirements.txt").read_text()).items()):
         copy_package(name, version, site)
     source = HERE / "src/moorage"
     shutil.copytree(source, site / "moorage", ignore=shutil.ignore_patterns("__pycache__", "*.pyi", "testing.py"))
     command = root / "usr/bin/moorage"
+    command.parent.mkdir(parents=True, exist_ok=True)
     command.write_text(_COMMAND)
     command.chmod(0o755)
 
