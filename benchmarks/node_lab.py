@@ -1,4 +1,8 @@
-"""A node agent in its own process, with an API server and a driver in this one: for the node_*.py benchmarks."""
+"""A node agent and a driver in processes of their own, with an API server in this one: for the node_*.py benchmarks.
+
+The driver is either `ScriptedDriver` (bind mounts only; it may be told to take its time) or `moorage plugin` with image
+volumes, which are formatted, attached to a loop device and mounted: what a driver really does.
+"""
 
 import asyncio
 import contextlib
@@ -15,7 +19,7 @@ from typing import Any
 from moorage.apiserver.testing import serve
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
-from moorage.host import mountinfo, mounts
+from moorage.host import loop, mountinfo, mounts
 from moorage.kube import config as kube_config
 from moorage.kube.client import Client
 from moorage.kube.informer import Informer
@@ -23,35 +27,74 @@ from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeCl
 from moorage.kube.objects.storage import CSIDriver
 from moorage.node.testing import ScriptedDriver
 
+PUBLISHED = "published"  # a file below the plain driver's directory: one byte for each publish
+PLAIN, IMAGE = "plain", "image"
+NAMES = {PLAIN: "bench.dev", IMAGE: "csi.moorage.dev"}
+_MOUNTED = pb.VolumeCapability(
+    mount=pb.VolumeCapability.MountVolume(fs_type="ext4"), access_mode=pb.VolumeCapability.AccessMode(mode=1)
+)
+
 
 class TimedDriver(ScriptedDriver):
-    """A driver that takes a given time for each stage and publish, and counts what it took."""
+    """A driver that takes a given time for each stage and publish."""
 
     delay_s = 0.0
-    spent_s = 0.0
 
     async def _NodeStageVolume(self, request: Any) -> Any:
-        return await self._timed(ScriptedDriver._NodeStageVolume, request)
+        await asyncio.sleep(self.delay_s)
+        return await ScriptedDriver._NodeStageVolume(self, request)
 
     async def _NodePublishVolume(self, request: Any) -> Any:
-        return await self._timed(ScriptedDriver._NodePublishVolume, request)
-
-    async def _timed(self, work: Any, request: Any) -> Any:
-        started = time.monotonic()
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-        answer = await work(self, request)
-        self.spent_s += time.monotonic() - started
+        await asyncio.sleep(self.delay_s)
+        answer = await ScriptedDriver._NodePublishVolume(self, request)
+        with (self.data / PUBLISHED).open("ab") as file:
+            file.write(b".")
         return answer
 
 
 class Lab:
     """One node and what it needs."""
 
-    def __init__(self, base: Path, server: Any, client: Client, driver: TimedDriver) -> None:
-        self.base, self.server, self.client, self.driver = base, server, client, driver
+    def __init__(self, base: Path, server: Any, client: Client, kind: str) -> None:
+        self.base, self.server, self.client, self.kind = base, server, client, kind
         self.root = base / "root"
+        self.socket = self.root / "plugins" / "b.sock"
+        self.csi = CsiClient(str(self.socket), timeout_s=300)
         self.agent: asyncio.subprocess.Process | None = None
+        self.driver: asyncio.subprocess.Process | None = None
+        self._made = 0
+
+    async def start_driver(self, delay_s: float) -> None:
+        """Run the driver and announce it."""
+        self.socket.parent.mkdir(parents=True)
+        if self.kind == PLAIN:
+            arguments = [str(Path(__file__)), str(self.base), str(delay_s)]
+        else:
+            pool = self.base / "pool"
+            pool.mkdir()
+            arguments = ["-m", "moorage.cli.main", "plugin", "--endpoint", f"unix://{self.socket}", "--node-id", "n1",
+                         "--pool", str(pool), "--overcommit", "1000"]  # fmt: skip
+        log = (self.base / "driver.log").open("ab")
+        self.driver = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=log, stdout=log)
+        while not self.socket.exists():
+            assert self.driver.returncode is None, (self.base / "driver.log").read_text()
+            await asyncio.sleep(0.02)
+
+    async def make(self, count: int) -> list[str]:
+        """Handles of as many new volumes."""
+        names = [f"v{self._made + number}" for number in range(count)]
+        self._made += count
+        if self.kind == PLAIN:
+            return names
+        size = pb.CapacityRange(required_bytes=64 << 20)
+        gate = asyncio.Semaphore(8)
+
+        async def one(name: str) -> str:
+            request = pb.CreateVolumeRequest(name=name, capacity_range=size, volume_capabilities=[_MOUNTED])
+            async with gate:
+                return str((await self.csi.CreateVolume(request)).volume.volume_id)
+
+        return list(await asyncio.gather(*(one(name) for name in names)))
 
     async def start_agent(self) -> float:
         """Seconds until the node is ready."""
@@ -79,17 +122,22 @@ class Lab:
         fields = Path(f"/proc/{self.agent.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    async def volumes(self, count: int) -> None:
-        await asyncio.gather(*(self._volume(f"c{number}") for number in range(count)))
+    def published(self) -> int:
+        """How often the plain driver has published a volume."""
+        return (self.base / "data" / PUBLISHED).stat().st_size
 
-    async def _volume(self, name: str) -> None:
+    async def volumes(self, count: int) -> None:
+        handles = await self.make(count)
+        await asyncio.gather(*(self._volume(f"c{number}", handle) for number, handle in enumerate(handles)))
+
+    async def _volume(self, name: str, handle: str) -> None:
         spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": f"pv-{name}",
                 "resources": {"requests": {"storage": "1Gi"}}}  # fmt: skip
         claim = await self.client.create(PersistentVolumeClaim, {"metadata": {"name": name}, "spec": spec}, "default")
         reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name, "uid": claim.uid}
         volume = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": reference,
                   "persistentVolumeReclaimPolicy": "Retain",
-                  "csi": {"driver": self.driver.name, "volumeHandle": f"v-{name}"}}  # fmt: skip
+                  "csi": {"driver": NAMES[self.kind], "volumeHandle": handle, "fsType": "ext4"}}  # fmt: skip
         await self.client.create(PersistentVolume, {"metadata": {"name": f"pv-{name}"}, "spec": volume})
         status = {"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]}}
         await self.client.patch(PersistentVolumeClaim, name, status, "default", subresource="status")
@@ -106,22 +154,26 @@ class Lab:
 
     async def bare(self, count: int) -> float:
         """Seconds for as many stages and publishes by a client that does nothing else."""
-        mode = pb.VolumeCapability(
-            mount=pb.VolumeCapability.MountVolume(), access_mode=pb.VolumeCapability.AccessMode(mode=1)
-        )
-        client = CsiClient(str(self.driver.socket))
+        handles = await self.make(count)
 
-        async def one(number: int) -> None:
-            staging, target = self.base / f"s{number}", self.base / f"t{number}"
-            staging.mkdir()
-            common = {"volume_id": f"bare-{number}", "volume_capability": mode, "staging_target_path": str(staging)}
-            await client.NodeStageVolume(pb.NodeStageVolumeRequest(**common))
-            await client.NodePublishVolume(pb.NodePublishVolumeRequest(target_path=str(target), **common))
+        async def one(handle: str) -> None:
+            staging, target = self.base / "bare" / handle / "s", self.base / "bare" / handle / "t"
+            staging.mkdir(parents=True)
+            common = {"volume_id": handle, "volume_capability": _MOUNTED, "staging_target_path": str(staging)}
+            await self.csi.NodeStageVolume(pb.NodeStageVolumeRequest(**common))
+            await self.csi.NodePublishVolume(pb.NodePublishVolumeRequest(target_path=str(target), **common))
+
+        async def undo(handle: str) -> None:  # every mount that is left makes the next one slower
+            staging, target = self.base / "bare" / handle / "s", self.base / "bare" / handle / "t"
+            await self.csi.NodeUnpublishVolume(pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=str(target)))
+            await self.csi.NodeUnstageVolume(
+                pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=str(staging))
+            )
 
         started = time.monotonic()
-        await asyncio.gather(*(one(number) for number in range(count)))
+        await asyncio.gather(*(one(handle) for handle in handles))
         took = time.monotonic() - started
-        await client.close()
+        await asyncio.gather(*(undo(handle) for handle in handles))
         return took
 
     async def all_running(self, count: int) -> None:
@@ -136,21 +188,28 @@ class Lab:
 
 
 @contextlib.asynccontextmanager
-async def lab() -> AsyncIterator[Lab]:
+async def lab(kind: str = PLAIN, delay_s: float = 0.0) -> AsyncIterator[Lab]:
     base = Path(tempfile.mkdtemp(prefix="moorage-node-bench-"))
-    driver = TimedDriver(
-        "bench.dev", base / "data", base / "root" / "plugins" / "b.sock", base / "root" / "plugins_registry"
-    )
+    registry = base / "root" / "plugins_registry"
+    announced = ScriptedDriver(NAMES[kind], base / "data", base / "root" / "plugins" / "b.sock", registry)
+    made: Lab | None = None
     try:
-        async with serve(base / "api") as server, driver:
+        async with serve(base / "api") as server:
             config = kube_config.from_values(server.insecure_url, server.token)
             async with Client(config) as client:
-                await client.create(CSIDriver, {"metadata": {"name": "bench.dev"}, "spec": {"attachRequired": False}})
-                made = Lab(base, server, client, driver)
+                spec = {"attachRequired": False}
+                await client.create(CSIDriver, {"metadata": {"name": NAMES[kind]}, "spec": spec})
+                made = Lab(base, server, client, kind)
+                await made.start_driver(delay_s)
+                await announced.announce()
                 yield made
-                if made.agent is not None and made.agent.returncode is None:
-                    await made.kill_agent()
+                await made.csi.close()
+                await announced.stop(leave_sockets=True)
     finally:
+        for process in (made.agent, made.driver) if made is not None else ():
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
         _clean(base)
 
 
@@ -161,8 +220,11 @@ def _clean(base: Path) -> None:
         with contextlib.suppress(ProcessLookupError, ValueError):
             os.kill(json.loads(state.read_text())["shim"], signal.SIGKILL)
     time.sleep(0.5)
-    for one in reversed(mountinfo.mounts_below(base)):
+    table = mountinfo.mounts()
+    for one in reversed(mountinfo.mounts_below(base, table)):
         mounts.unmount(one.target, lazy=True)
+    for device in loop.attached(base):
+        loop.detach(device.number)
     if not mountinfo.mounts_below(base):
         shutil.rmtree(base, ignore_errors=True)
     from moorage.node.pods.cgroups import Cgroups, find_hierarchies
@@ -172,3 +234,14 @@ def _clean(base: Path) -> None:
         for pod in (root / "kubepods" / "n1").glob("pod*"):
             groups.remove(pod.name.removeprefix("pod"))
     groups.remove_own()
+
+
+async def _drive(base: Path, delay_s: float) -> None:
+    driver = TimedDriver("bench.dev", base / "data", base / "root" / "plugins" / "b.sock")
+    driver.delay_s = delay_s
+    async with driver:
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_drive(Path(sys.argv[1]), float(sys.argv[2])))

@@ -87,8 +87,13 @@ class ScriptedDriver:
         self._released.clear()
         await self._serve(self.socket, [self._handlers("csi.v1.Node"), self._handlers("csi.v1.Identity")])
         if self.registry is not None:
-            self.registry.mkdir(parents=True, exist_ok=True)
-            await self._serve(self.registration_socket, [self._registration()])
+            await self.announce()
+
+    async def announce(self) -> None:
+        """Serve only the registration socket; the driver itself may be another process."""
+        assert self.registry is not None
+        self.registry.mkdir(parents=True, exist_ok=True)
+        await self._serve(self.registration_socket, [self._registration()])
 
     async def stop(self, *, leave_sockets: bool = False) -> None:
         self._released.set()
