@@ -251,7 +251,8 @@ async def _from_object(client: Client, obj: KubeObject) -> list[Step]:
     )
     meta, status, name = raw.get("metadata") or {}, raw.get("status") or {}, ref(obj)
     written = meta.get("managedFields") or []
-    first: dict[str, Any] = min(written, key=lambda entry: str(entry.get("time") or ""), default={})
+    makers = [entry for entry in written if not entry.get("subresource")]
+    first: dict[str, Any] = min(makers, key=lambda entry: str(entry.get("time") or ""), default={})
     steps = [_plain(name, meta.get("creationTimestamp"), str(first.get("manager") or "?"), "created", "Created")]
     steps.append(_plain(name, meta.get("deletionTimestamp"), "?", "deletion asked for", "Deleted"))
     for entry in written:

@@ -115,14 +115,7 @@ async def test_trace_tells_who_did_what_and_where_the_time_went(stack, moorage, 
     file = tmp_path / "trace.json"
     code, text, error = await asyncio.to_thread(moorage, "trace", "pvc/data", "--perfetto", str(file))
     assert (code, error) == (0, "")
-    order = [
-        "created",
-        "ExternalProvisioning",
-        "CreateVolume OK",
-        "Scheduled",
-        "NodeStageVolume OK",
-        "Started container",
-    ]
+    order = ["created", "CreateVolume OK", "Scheduled: Success", "NodeStageVolume OK", "Started container"]
     places = [text.index(word) for word in order]
     assert places == sorted(places)
     assert "s until it was of use. Where the time went:" in text
