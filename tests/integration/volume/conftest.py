@@ -1,5 +1,7 @@
 """Volumes by hand on real filesystems: the command line in processes of its own."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import time
 
 import pytest
 
+from moorage.cli.main import main
 from moorage.host import freeze
 
 
@@ -17,8 +20,15 @@ def guard_ends_with_the_tests():
     freeze.stop_guard()
 
 
+@pytest.fixture(autouse=True)
+def logging_stays_as_it_is(monkeypatch):
+    """Commands in this process must not leave a handler on a stderr that is gone."""
+    monkeypatch.setattr("moorage.log.configure", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["moorage", "volume"])
+
+
 class Moorage:
-    """`moorage volume --pool POOL …`, to its end or started."""
+    """`moorage volume --pool POOL …`: the whole command line in this process, or started in one of its own."""
 
     def __init__(self, pool):
         self.pool = pool
@@ -27,7 +37,10 @@ class Moorage:
         return [sys.executable, "-m", "moorage.cli.main", "volume", "--pool", str(self.pool), *map(str, arguments)]
 
     def run(self, *arguments):
-        return subprocess.run(self.argv(*arguments), capture_output=True, text=True, timeout=120, check=False)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main(self.argv(*arguments)[3:])
+        return subprocess.CompletedProcess(arguments, ended.value.code or 0, out.getvalue(), err.getvalue())
 
     def ok(self, *arguments):
         done = self.run(*arguments, "-o", "json")

@@ -107,11 +107,16 @@ def test_a_damaged_filesystem_is_found_and_left_alone(moorage, xfs_pool_dir, tmp
     with open(record["data"], "r+b") as image:
         image.seek(4096)  # the group descriptors
         image.write(os.urandom(4096))
-    before = open(record["data"], "rb").read(MIB)  # noqa: SIM115
+    before = _beginning(record)
     done = by_hand.run("check", "a")
     assert done.returncode == 1
     assert "filesystem FAILED" in done.stdout
-    assert open(record["data"], "rb").read(MIB) == before  # noqa: SIM115
+    assert _beginning(record) == before
+
+
+def _beginning(record):
+    with open(record["data"], "rb") as image:
+        return image.read(MIB)
 
 
 async def test_everything_works_beside_a_running_plugin(moorage, xfs_pool_dir, tmp_path):
