@@ -1,16 +1,20 @@
-"""Real pools on real filesystems, and a plugin in a process of its own."""
+"""Real pools on real filesystems, and a plugin on them: in this process, or in one that can be killed."""
 
 import contextlib
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.host import loop, mountinfo, mounts
 from moorage.plugin.caller import Caller
 from moorage.plugin.process import PluginProcess
+from moorage.plugin.run import serve
+from moorage.plugin.settings import Settings
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -97,12 +101,34 @@ def flags():
 
 
 @pytest.fixture
-async def plugin(pool, flags, tmp_path):
-    """A running plugin on the pool. `plugin.log` has its log."""
+def in_own_process():
+    """Whether the plugin gets a process of its own; only those tests need one that end it in the middle."""
+    return False
+
+
+@pytest.fixture
+async def plugin(pool, flags, tmp_path, in_own_process):
+    """A running plugin on the pool, answering on a socket."""
     directory = tmp_path / "p"
     directory.mkdir()
-    async with PluginProcess({"default": pool}, directory=directory, flags=flags) as process:
-        yield process
+    if in_own_process:
+        async with PluginProcess({"default": pool}, directory=directory, flags=flags) as process:
+            yield process
+        return
+    assert not flags, "flags are for a process"
+    settings = Settings(f"unix://{directory}/csi.sock", "node-1", {"default": pool})
+    async with serve(settings), CsiClient(settings.endpoint, timeout_s=120) as client:
+        yield Within(client)
+
+
+@dataclass(frozen=True)
+class Within:
+    """The plugin in this process."""
+
+    client: CsiClient
+
+    async def is_answering(self) -> bool:
+        return True
 
 
 @pytest.fixture

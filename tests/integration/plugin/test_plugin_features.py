@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
 from moorage.plugin.caller import MIB, Caller, Mode, block, from_snapshot, mounted
 from moorage.plugin.iolimits import Cgroups
 from moorage.plugin.process import PluginProcess
+from moorage.plugin.run import serve
+from moorage.plugin.settings import Settings
 from moorage.plugin.wire import TOKEN_KEY
 
 pytestmark = pytest.mark.root
@@ -29,14 +32,14 @@ INLINE = {"csi.storage.k8s.io/ephemeral": "true"}
 
 async def test_a_group_snapshot_never_contradicts_the_order_of_writes(node):
     """A writer appends 1, 2, 3, … round-robin; a later number is never there without an earlier one."""
-    volumes = [(await node.create(f"v{n}")).volume_id for n in range(4)]
-    paths = [await node.up(volume, pod=volume) for volume in volumes]
+    volumes = [(await node.create(f"v{n}")).volume_id for n in range(3)]
+    paths = await asyncio.gather(*(node.up(volume, pod=volume) for volume in volumes))
     stop = threading.Event()
     writer = threading.Thread(target=append_numbers, args=(paths, stop))
     writer.start()
     try:
         groups = []
-        for number in range(5):
+        for number in range(4):
             request = pb.CreateVolumeGroupSnapshotRequest(name=f"g{number}", source_volume_ids=volumes)
             groups.append((await node.client.CreateVolumeGroupSnapshot(request)).group_snapshot)
             await asyncio.sleep(0.05)
@@ -46,7 +49,7 @@ async def test_a_group_snapshot_never_contradicts_the_order_of_writes(node):
     seen_sizes = set()
     for group in groups:
         by_volume = {member.source_volume_id: member.snapshot_id for member in group.snapshots}
-        last = [await last_number(node, by_volume[volume]) for volume in volumes]
+        last = await asyncio.gather(*(last_number(node, by_volume[volume]) for volume in volumes))
         seen_sizes.add(max(last))
         # Written round-robin and synced one by one: the last numbers span at most one round.
         assert max(last) - min(last) <= len(volumes), last
@@ -67,9 +70,9 @@ def append_numbers(paths, stop):
 
 async def last_number(node, snapshot_id):
     volume = (await node.create(f"r-{snapshot_id}"[:60], source=from_snapshot(snapshot_id))).volume_id
-    path = await node.up(volume, pod="check")
+    path = await node.up(volume, pod=volume)
     lines = (path / "log").read_text().split() if (path / "log").exists() else []
-    await node.down(volume, pod="check")
+    await node.down(volume, pod=volume)
     await node.delete(volume)
     return int(lines[-1]) if lines else 0
 
@@ -290,6 +293,7 @@ async def test_an_inline_volume_lives_and_dies_with_its_pod(node, refused, pool,
     assert list((pool / "volumes").iterdir()) == []
 
 
+@pytest.mark.parametrize("in_own_process", [True])
 async def test_inline_volumes_of_pods_that_are_gone_are_swept_at_start(plugin, node, pool):
     kept, gone = Path(node.target("kept", "a")), Path(node.target("gone", "b"))
     for name, target in (("kept", kept), ("gone", gone)):
@@ -315,23 +319,21 @@ async def test_inline_volumes_of_pods_that_are_gone_are_swept_at_start(plugin, n
 
 @pytest.fixture
 async def two_nodes(pool, tmp_path):
-    """Two plugins on one shared pool, each a controller and a node."""
-    async with contextlib.AsyncExitStack() as stack:
-        callers = []
-        for name in ("node-a", "node-b"):
-            directory = tmp_path / name
-            directory.mkdir()
-            process = PluginProcess(
-                {"default": pool},
-                directory=directory,
-                node_id=name,
-                flags=["--scope=shared", "--max-volumes-per-node=3"],
-            )
-            await stack.enter_async_context(process)
-            caller = Caller(process.client, directory)
-            stack.push_async_callback(caller.leave)
-            callers.append(caller)
+    """Two plugins on one shared pool, each a controller and a node; one in a process of its own."""
+    one, two = tmp_path / "node-a", tmp_path / "node-b"
+    for directory in (one, two):
+        directory.mkdir()
+    flags = ["--scope=shared", "--max-volumes-per-node=3"]
+    settings = Settings(f"unix://{two}/csi.sock", "node-b", {"default": pool}, scope="shared", max_volumes_per_node=3)
+    async with (
+        PluginProcess({"default": pool}, directory=one, node_id="node-a", flags=flags) as process,
+        serve(settings),
+        CsiClient(settings.endpoint, timeout_s=120) as client,
+    ):
+        callers = [Caller(process.client, one), Caller(client, two)]
         yield callers
+        for caller in callers:
+            await caller.leave()
 
 
 async def attach(caller, volume, node, mode=Mode.SINGLE_NODE_WRITER, readonly=False):
