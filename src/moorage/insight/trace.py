@@ -113,7 +113,9 @@ async def trace(client: Client, reference: str, namespace: str, logs: Path | Non
     kind, name = parse(reference)
     word = reference.partition("/")[0].lower()
     world = await read_around(client, kind, name, namespace)
-    subjects = _subjects(world, found(world, kind, name, namespace))
+    asked = found(world, kind, name, namespace)
+    await _add_users(client, world)
+    subjects = _subjects(world, asked)
     async with Reader(client) as reader:
         for one in subjects:
             await reader.events(type(one), one.key)
@@ -126,6 +128,18 @@ async def trace(client: Client, reference: str, namespace: str, logs: Path | Non
     return assemble(
         ref(subjects[0]), [ref(one) for one in subjects], steps, _DONE.get(_short(kind, word), ()), world.now
     )
+
+
+async def _add_users(client: Client, world: World) -> None:
+    """An explanation of a volume needs no pods; its story does: they are read around the claim that holds it."""
+    for volume in list(world.volumes.values()):
+        holder = volume.spec.claim_ref
+        if holder is None or world.pods:
+            continue
+        more = await read_around(client, PersistentVolumeClaim, holder.name, holder.namespace)
+        world.claims.update(more.claims)
+        world.pods.update(more.pods)
+        world.attachments.update(more.attachments)
 
 
 def assemble(name: str, subjects: list[str], steps: list[Step], done: tuple[str, ...], now: float) -> Trace:
