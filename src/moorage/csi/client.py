@@ -57,6 +57,7 @@ class CsiClient(CsiCalls):
         self._observe = observe
         self._channel: Any = grpc.aio.insecure_channel(grpc_target(self.path), options=_OPTIONS)
         self._watcher: asyncio.Task[None] | None = None
+        self._methods: dict[str, Any] = {}
 
     async def call(self, method: str, request: Message, timeout_s: float | None = None) -> Message:
         """One call by its name, `Node.NodeGetInfo` or `NodeGetInfo`, for a name learnt at run time."""
@@ -128,9 +129,11 @@ class CsiClient(CsiCalls):
         method = path.rpartition("/")[2]
         started = asyncio.get_running_loop().time()
         code = "OK"
-        call = self._channel.unary_unary(
-            path, request_serializer=_serialized, response_deserializer=response.FromString
-        )(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
+        if path not in self._methods:
+            self._methods[path] = self._channel.unary_unary(
+                path, request_serializer=_serialized, response_deserializer=response.FromString
+            )
+        call = self._methods[path](request, timeout=self.timeout_s if timeout_s is None else timeout_s)
         try:
             answer = await call
             if not isinstance(answer, response):  # grpc gives None for bytes that it cannot read

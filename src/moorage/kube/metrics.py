@@ -5,6 +5,7 @@ May not touch: HTTP; whoever serves /metrics serves the default registry.
 Start reading at: `QueueMetrics`, `observe_request`.
 """
 
+import functools
 import time
 from collections.abc import Iterable
 from typing import Protocol
@@ -95,8 +96,15 @@ REGISTRY.register(_LIVE)
 
 def observe_request(method: str, host: str, code: int | str, seconds: float) -> None:
     """Count one request; `code` is the status, or `<error>` when there was no answer."""
-    _REQUESTS.labels(str(code), method, host).inc()
-    _TOOK.labels(method, host).observe(seconds)
+    count, took = _request_metrics(method, host, str(code))
+    count.inc()
+    took.observe(seconds)
+
+
+@functools.lru_cache(maxsize=256)
+def _request_metrics(method: str, host: str, code: str) -> tuple[Counter, Histogram]:
+    """Looked up once: finding a labelled metric costs more than counting."""
+    return _REQUESTS.labels(code, method, host), _TOOK.labels(method, host)
 
 
 def observe_retry(method: str, host: str, code: int | str) -> None:

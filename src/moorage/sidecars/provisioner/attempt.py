@@ -44,6 +44,19 @@ class Attempt:
         return self.source.kind if self.source is not None else ""
 
 
+# What most attempts say: with it, one is packed into half the room. It is a part of the format and must not change.
+_USUAL = (
+    b'","resourceVersion":"","class_name":"","class_uid":"-","request":"CihwdmMt","skeleton":{"metadata":{"name":"pvc-",'
+    b'"annotations":{"pv.kubernetes.io/provisioned-by":"volume.kubernetes.io/provisioner-deletion-secret-name":"",'
+    b'"volume.kubernetes.io/provisioner-deletion-secret-namespace":""},"finalizers":'
+    b'["external-provisioner.volume.kubernetes.io/finalizer"]},"spec":{"accessModes":["ReadWriteOnce"],"claimRef":'
+    b'{"apiVersion":"v1","kind":"PersistentVolumeClaim","namespace":"default","name":"","uid":"","resourceVersion":"'
+    b'"},"persistentVolumeReclaimPolicy":"Delete","storageClassName":"","volumeMode":"Filesystem","csi":{"driver":"'
+    b'","volumeHandle":"","fsType":"ext4"}}},"secret":null,"has_selected_node":false,"source":null,'
+    b'"source_is_required":false}{"claim":{"apiVersion":"v1","kind":"PersistentVolumeClaim","namespace":"'
+)
+
+
 class _Written(msgspec.Struct):
     claim: ObjectReference
     class_name: str
@@ -70,13 +83,15 @@ def to_text(attempt: Attempt) -> str:
         source=(source.group, source.kind, source.namespace, source.name, source.crosses) if source else None,
         source_is_required=attempt.source_is_required,
     )
-    return base64.b64encode(zlib.compress(msgspec.json.encode(written), 1)).decode()
+    packer = zlib.compressobj(level=1, zdict=_USUAL)
+    return base64.b64encode(packer.compress(msgspec.json.encode(written)) + packer.flush()).decode()
 
 
 def from_text(text: str) -> Attempt:
     """The attempt that `to_text` wrote; ValueError when the text is not one."""
     try:
-        written = msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=_Written)
+        packed = zlib.decompressobj(zdict=_USUAL).decompress(base64.b64decode(text))
+        written = msgspec.json.decode(packed, type=_Written)
         request = pb.CreateVolumeRequest.FromString(written.request)
     except (zlib.error, msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"not an attempt: {error}") from error

@@ -27,6 +27,7 @@ _PREFIX = "intent.moorage.dev/"
 _LARGEST_BYTES = 200_000  # all annotations of an object together may have 256 KiB
 _FORGET_AFTER_S = 2.0
 _RETRY_S = 1.0
+_PAUSE_S = 0.02  # after a write, so that the attempts of a burst share the next one
 
 Clock = Callable[[], float]
 
@@ -134,6 +135,7 @@ class Journal:
                 self._wake.clear()
                 if self.is_enabled and (self._waiters or self._forgotten):
                     await self._flush()
+                    await asyncio.sleep(_PAUSE_S)
         finally:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:

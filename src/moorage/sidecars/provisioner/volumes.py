@@ -119,14 +119,18 @@ class VolumeWorker:
         return secret_references(storage_class.parameters, claim, volume.name).get("provision")
 
     async def _remove_object(self, volume: PersistentVolume) -> None:
+        """First our finalizer, then the object: whoever guards it too acts on its deletion, and would meet our write.
+
+        A crash between the two leaves a released volume, which is deleted once more; that changes nothing.
+        """
         client = self._context.client
         try:
+            if names.VOLUME_FINALIZER in volume.finalizers:
+                patch = finalizer_patch(names.VOLUME_FINALIZER, False)
+                patch["metadata"]["uid"] = volume.uid
+                self._remember(await client.patch(PersistentVolume, volume.name, patch, how=PatchType.STRATEGIC))
             if not volume.is_deleting:
                 await client.delete(PersistentVolume, volume.name, uid=volume.uid)
-            patch = finalizer_patch(names.VOLUME_FINALIZER, False)
-            patch["metadata"]["uid"] = volume.uid
-            if names.VOLUME_FINALIZER in volume.finalizers:
-                self._remember(await client.patch(PersistentVolume, volume.name, patch, how=PatchType.STRATEGIC))
         except NotFound:
             return
 

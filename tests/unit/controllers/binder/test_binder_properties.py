@@ -31,7 +31,8 @@ class Killed(BaseException):
 class Copy:
     """What an informer is to the binder: a copy that moves only when it is told to, and never back."""
 
-    def __init__(self, objects: Iterable[KubeObject] = ()) -> None:
+    def __init__(self, objects: Iterable[KubeObject] = (), seen_version: int = 0) -> None:
+        self.seen_version = seen_version  # everything up to here has been heard
         self._objects = {obj.key: obj for obj in objects}
         self._indexes: dict[str, Callable[[Any], Iterable[str]]] = {}
         self._handlers: list[Callable[[Any, Any], None]] = []
@@ -154,8 +155,8 @@ class Process:
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        self.claims = Copy(api.objects[PersistentVolumeClaim].values())
-        self.volumes = Copy(api.objects[PersistentVolume].values())
+        self.claims = Copy(api.objects[PersistentVolumeClaim].values(), api.revision)
+        self.volumes = Copy(api.objects[PersistentVolume].values(), api.revision)
         for history in api.history.values():
             history.clear()
         copies: Any = (self.claims, self.volumes, Copy(), Copy())
@@ -171,6 +172,7 @@ class Process:
         history = self.api.history[kind]
         for event, obj in history[:count]:
             copy.forget(obj) if event == "DELETED" else copy.remember(obj)
+            copy.seen_version = obj.version
         del history[:count]
 
 
