@@ -129,6 +129,8 @@ class Cluster:
     nodes: frozenset[str] = frozenset()
     node_ids: frozenset[str] = frozenset()
     pod_uids: frozenset[str] = frozenset()
+    claims: dict[str, str] = field(default_factory=dict)
+    """The claims, by the name of the volume that each has or will get."""
 
 
 @dataclass(slots=True)
@@ -182,6 +184,8 @@ def _volumes(world: World) -> Iterator[Finding]:
             held = f"it is in use: {volume.used_by}"
         elif not cluster.is_installed:
             held = f"the driver {cluster.driver} is not installed in this cluster, so it may be another cluster's"
+        elif volume.name in cluster.claims:
+            held = f"the claim {cluster.claims[volume.name]} is for it: a PersistentVolume made anew brings it back"
         elif not volume.name.startswith(PROVISIONED):
             held = f"its name {volume.name!r} is none that a provisioner gives, so it may have been made by hand"
         why = "no PersistentVolume of the cluster has its id as volumeHandle"

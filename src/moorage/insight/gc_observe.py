@@ -39,6 +39,7 @@ from moorage.kube.objects import (
     KubeObject,
     Node,
     PersistentVolume,
+    PersistentVolumeClaim,
     Pod,
     VolumeAttachment,
     seconds_of,
@@ -243,6 +244,7 @@ def _names(directory: str) -> list[str]:
 
 async def look_at_cluster(client: Client, driver: str) -> Cluster:
     """The driver's objects, and the names of everything that they refer to."""
+    claims = (await client.list(PersistentVolumeClaim)).items  # before the volumes: a claim gets one meanwhile
     volumes, attachments, nodes, node_drivers, pods, drivers = await asyncio.gather(
         client.list(PersistentVolume),
         client.list(VolumeAttachment),
@@ -265,6 +267,7 @@ async def look_at_cluster(client: Client, driver: str) -> Cluster:
             each.node_id for node in node_drivers.items for each in node.spec.drivers if each.name == driver
         ),
         pod_uids=frozenset(pod.uid for pod in pods.items),
+        claims={name: claim.key for claim in claims for name in (f"pvc-{claim.uid}", claim.spec.volume_name) if name},
     )
 
 

@@ -94,6 +94,10 @@ HELD = {
     "in use": (world(volumes=[replace(VOLUME, used_by="/dev/loop1")], cluster=CLUSTER), "in use"),
     "made by hand": (world(volumes=[replace(VOLUME, name="mine")], cluster=CLUSTER), "made by hand"),
     "another cluster": (world(volumes=[VOLUME], cluster=replace(CLUSTER, is_installed=False)), "not installed"),
+    "a claim without its PV": (
+        world(volumes=[VOLUME], cluster=replace(CLUSTER, claims={"pvc-1": "shop/data"})),
+        "claim shop/data is for it",
+    ),
     "bound PV": (world(cluster=with_pv(replace(LOST, phase="Bound"))), "a claim uses it"),
     "PV of any node": (world(cluster=with_pv(replace(LOST, nodes=frozenset()))), "names no node"),
     "PV being deleted": (world(cluster=with_pv(replace(LOST, is_going=True))), "finalizers"),
