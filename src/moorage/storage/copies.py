@@ -119,8 +119,8 @@ class Copier:
             for job, use in zip(jobs, uses, strict=True)
         ]
         self.check_space(jobs)
-        for job, use in zip(jobs, uses, strict=True):
-            self._flush(job, use)
+        for job, use, plan in zip(jobs, uses, plans, strict=True):
+            self._flush(job, use, plan)
         held = [use for use, plan in zip(uses, plans, strict=True) if plan.freeze]
         bound_s = min((plan.bound_s for plan in plans if plan.freeze), default=0.0)
         with self._held(held, bound_s) as hold:
@@ -153,13 +153,18 @@ class Copier:
                 f"a copy of {names} needs {needed} bytes; pool {self._context.config.name} has {max(0, free)} free"
             )
 
-    def _flush(self, job: Job, use: Use) -> None:
-        """Write what is cached above the image while writers still run: the hold gets shorter."""
+    def _flush(self, job: Job, use: Use, plan: CopyPlan) -> None:
+        """Write what is cached above the image while writers still run: the hold gets shorter.
+
+        Where nobody is held the image itself need not be synced: FICLONE writes its cached pages
+        first, a sparse copy reads them, and the copy is fsynced in either case.
+        """
         if job.kind is Kind.IMAGE:
             for device in use.devices:
                 loop.flush(device.path)
-            with _readable(job) as fd:
-                os.fsync(fd)
+            if plan.freeze:
+                with _readable(job) as fd:
+                    os.fsync(fd)
 
     def _copy(self, job: Job, progress: Progress | None) -> CopyPath:
         if job.kind is Kind.DIRECTORY:

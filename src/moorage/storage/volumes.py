@@ -232,10 +232,12 @@ class Volumes:
             _unshare(data)
         fd = os.open(data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(fd, size)
+            is_sized = not is_new and os.fstat(fd).st_size == size  # a copy, which is on disk already
+            if not is_sized:
+                os.ftruncate(fd, size)
             if request.thick:
                 os.posix_fallocate(fd, 0, size)
-            if not is_new or request.thick or self._context.is_btrfs:
+            if request.thick or not (is_sized or (is_new and not self._context.is_btrfs)):
                 os.fsync(fd)
         finally:
             os.close(fd)
