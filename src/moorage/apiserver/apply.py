@@ -248,14 +248,14 @@ def track_update(kind: Kind, call: Call, new: Object, old: Object, is_apply: boo
         return
     if before:
         meta["managedFields"] = before
-    have, had = owned(new, kind.type), owned(old, kind.type)
+    have, had = owned(_differing(new, old), kind.type), owned(_differing(old, new), kind.type)
     set_now = {path for path, value in have.items() if path not in had or had[path] != value}
     gone = set(had) - set(have)
     if not set_now and not gone:
         return
     managers = managers_in(old["metadata"])
-    if not managers and had:
-        managers.append(Manager("before-first-apply", "Update", kind.api_version, "", set(had), now_text()))
+    if not managers and (before_us := owned(old, kind.type)):
+        managers.append(Manager("before-first-apply", "Update", kind.api_version, "", set(before_us), now_text()))
     for manager in managers:
         manager.paths -= gone
         if not manager.is_same(call.manager, "Update", call.subresource):
@@ -268,3 +268,11 @@ def track_update(kind: Kind, call: Call, new: Object, old: Object, is_apply: boo
         mine.paths |= set_now
         mine.time = now_text()
     meta["managedFields"] = entries_of(managers)
+
+
+def _differing(one: Object, other: Object) -> Object:
+    """The parts of an object that another one has not, or has otherwise; most writes touch only one or two."""
+    theirs = other.get("metadata") or {}
+    kept = {key: value for key, value in one.items() if key != "metadata" and other.get(key) != value}
+    kept["metadata"] = {k: v for k, v in (one.get("metadata") or {}).items() if theirs.get(k) != v}
+    return kept

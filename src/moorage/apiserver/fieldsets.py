@@ -8,6 +8,8 @@ A path is a tuple of steps: `f:name` for a field, `k:{"name":"a"}` for an item o
 of a set. A path that ends in a keyed item stands for the item itself.
 """
 
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -74,8 +76,14 @@ def step_of(item: Any, node: Type) -> str | None:
     return "k:" + _encode(keys).decode() if keys else None
 
 
-def fields_v1(paths: set[Path]) -> dict[str, Any]:
-    """The nested form that managedFields has."""
+def fields_v1(paths: AbstractSet[Path]) -> dict[str, Any]:
+    """The nested form that managedFields has. It is kept and shared, for most objects of a kind have the same fields:
+    whoever puts it into an object may not change it there."""
+    return _nested(frozenset(paths))
+
+
+@lru_cache(maxsize=2048)
+def _nested(paths: frozenset[Path]) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for path in sorted(paths):
         node = root
@@ -92,8 +100,17 @@ def _without_dots(node: dict[str, Any]) -> dict[str, Any]:
     return {step: _without_dots(child) if step != "." else {} for step, child in node.items()}
 
 
-def paths_from(document: Any, prefix: Path = ()) -> set[Path]:
+def paths_from(document: Any) -> set[Path]:
     """The paths of the nested form; anything malformed is skipped."""
+    return set(_paths_in(msgspec.json.encode(document)))
+
+
+@lru_cache(maxsize=2048)
+def _paths_in(document: bytes) -> frozenset[Path]:
+    return frozenset(_paths(msgspec.json.decode(document), ()))
+
+
+def _paths(document: Any, prefix: Path) -> set[Path]:
     if not isinstance(document, dict):
         return set()
     found: set[Path] = set()
@@ -103,7 +120,7 @@ def paths_from(document: Any, prefix: Path = ()) -> set[Path]:
         elif not child:
             found.add((*prefix, step))
         else:
-            found |= paths_from(child, (*prefix, step))
+            found |= _paths(child, (*prefix, step))
     return found
 
 

@@ -13,8 +13,11 @@ from moorage.apiserver.query import Call, refuse_unknown_fields
 from moorage.apiserver.schema import Normaliser, WrongType
 
 
-def intake(call: Call, body: Any) -> Object:
-    """The object in its stored form; refused when it is not what the endpoint takes."""
+def intake(call: Call, body: Any, stored: Object | None = None) -> Object:
+    """The object in its stored form; refused when it is not what the endpoint takes.
+
+    `stored` is what a patch was made from: the parts that the patch left alone need no second look.
+    """
     kind = call.kind
     obj = shaped(kind, body)
     check_identity(kind, obj)
@@ -24,7 +27,7 @@ def intake(call: Call, body: Any) -> Object:
     else:
         normaliser = Normaliser(kind.name)
         try:
-            obj = normaliser.struct(obj, kind.type, "")
+            obj = normaliser.struct(obj, kind.type, "", stored)
         except WrongType as error:
             message = f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}'
             raise bad_request(message) from error

@@ -7,8 +7,10 @@ Start reading at: `check_metadata`, `begin`, `carry_over`.
 
 import re
 import secrets
+import time
 import uuid
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from moorage.apiserver.errors import (
@@ -53,7 +55,12 @@ VALUE_RULE = (
 
 def now_text() -> str:
     """The current time as metadata has it: UTC, whole seconds."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _text_of(int(time.time()))
+
+
+@lru_cache(maxsize=2)
+def _text_of(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def is_subdomain(text: str) -> bool:

@@ -8,6 +8,7 @@ Start reading at: `options_from`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from moorage.apiserver.errors import (
@@ -82,6 +83,8 @@ def options_from(query: Mapping[str, str]) -> Options:
     """The options of a request; what no client may ask is refused with 400 or 422."""
     if not query:
         return _PLAIN
+    if len(query) == 1 and "fieldManager" in query:
+        return _managed(query["fieldManager"])
     validation = query.get("fieldValidation", "") or "Warn"
     if validation not in ("Ignore", "Warn", "Strict"):
         raise invalid("CreateOptions", "meta.k8s.io", "", [
@@ -111,6 +114,12 @@ def options_from(query: Mapping[str, str]) -> Options:
 
 
 _PLAIN = Options()
+
+
+@lru_cache(maxsize=256)
+def _managed(manager: str) -> Options:
+    """What most writes ask for, read once for each writer."""
+    return Options(field_manager=_manager(manager))
 
 
 def _check_listing(options: Options) -> None:

@@ -119,8 +119,9 @@ class Resources:
         """Change an object with a patch; `change` gets the served form and returns the new one."""
 
         def patched(old: Object, _txn: Transaction) -> Object:
-            shown = call.kind.encode_to(old) if call.kind.encode_to else old
-            return intake(call, change(shown))
+            if call.kind.encode_to:
+                return intake(call, change(call.kind.encode_to(old)))
+            return intake(call, change(old), old)
 
         record = await self.store.write(lambda txn: self._change(call, txn, patched))
         return served(call.kind, record)

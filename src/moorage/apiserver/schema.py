@@ -161,7 +161,8 @@ class Normaliser:
         self.kind = kind
         self.unknown: list[str] = []
 
-    def struct(self, value: Any, node: Type, path: str) -> dict[str, Any]:
+    def struct(self, value: Any, node: Type, path: str, stored: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The struct in its stored form. What is the very object that `stored` has was in that form already."""
         if not isinstance(value, dict):
             raise self._wrong(value, path, node.name.rpartition(".")[2] or "object")
         out: dict[str, Any] = {}
@@ -175,6 +176,12 @@ class Normaliser:
                     self.unknown.append(f"{path}.{name}" if path else name)
                 continue
             if item is None:
+                continue
+            if stored is not None and stored.get(name) is item:
+                out[name] = item
+                continue
+            if stored is not None and name == "metadata":
+                out[name] = self.struct(item, known.type, name, stored.get(name))
                 continue
             kept = self.any(item, known.type, f"{path}.{name}" if path else name)
             if (kept or known.is_pointer or known.is_always_written or known.type.shape == "struct") or (
