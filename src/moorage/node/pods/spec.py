@@ -140,6 +140,11 @@ class SpecMaker:
             return Path(body.volume.host_path.path)
         return self._layout.plain_volume(use.pod.uid, source.plugin, source.spec_name)
 
+    def is_lost(self, use: Use) -> bool:
+        """Nothing is mounted any more where a driver has published a filesystem."""
+        source = use.source
+        return isinstance(source, CsiSource) and not source.is_block and mountinfo.mount_at(self.path_of(use)) is None
+
     def _devices(self, pod: Pod, container: Container) -> list[dict[str, Any]]:
         found = []
         for one in container.volume_devices:

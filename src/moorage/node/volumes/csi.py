@@ -6,7 +6,6 @@ Start reading at: `FilesystemMounter`.
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -26,6 +25,8 @@ from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, Use
 
 log = get_logger(__name__)
+
+_ANSWER_S = 10.0  # a mount that does not answer within this time is not asked again now
 
 Progress = Callable[[Use, int], None]
 
@@ -64,24 +65,26 @@ class FilesystemMounter:
         obstacle = rules.lifecycle_obstacle(source, self._fetch.driver_spec(source.driver))
         if obstacle:
             raise StepFailed(Failure.TRANSIENT, "device", obstacle)
-        if is_staged or source.is_ephemeral:
-            return
+        directory = self._layout.staging(source.driver, source.handle)
+        target = directory / "globalmount"
+        if source.is_ephemeral or (is_staged and _is_mounted(target)):
+            return  # a mount that somebody took away is staged again: drivers must take a repeated call
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "device")
         if rules.STAGE not in capabilities:
             return
         await self._fetch.confirm_attached(use)
         extras = await self._fetch.for_stage(use, source)
-        directory = self._layout.staging(source.driver, source.handle)
-        target = directory / "globalmount"
         directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-        with contextlib.suppress(FileExistsError):  # it may be mounted, and dead: it is not looked at
+        try:
             os.mkdir(target, 0o750)
+        except FileExistsError:
+            await remove_dead_mount(target, "device")
         metadata.write(directory, metadata.for_device(source, extras.se_linux_context))
         request = wire.stage_request(use, source, target, extras, capabilities)
         try:
             await called("device", driver.client.NodeStageVolume(request))
         except StepFailed as error:
-            if error.failure is Failure.FINAL:
+            if error.failure is Failure.FINAL and not is_staged:
                 self._after_refusal(target, directory, error)
             raise
 
@@ -95,6 +98,8 @@ class FilesystemMounter:
         target = directory / "mount"
         attachment = attachment_name(source.driver, source.handle, self._node)
         metadata.write(directory, metadata.for_pod(source, self._node, attachment, extras.se_linux_context))
+        if state is State.UNCERTAIN:
+            await remove_dead_mount(target, "pod")
         is_staged = rules.STAGE in capabilities and not source.is_ephemeral
         staging = self._layout.staging_target(source.driver, source.handle) if is_staged else None
         request = wire.publish_request(use, source, staging, target, extras, capabilities)
@@ -187,6 +192,18 @@ class FilesystemMounter:
         except OSError as error:
             message = f"files of {target} cannot be given to group {use.fs_group}: {error}"
             raise StepFailed(Failure.UNCERTAIN, "pod", message) from error
+
+
+async def remove_dead_mount(target: Path, step: str) -> None:
+    """Take away a mount whose server is gone, so that the driver can make it anew; a live one is left alone."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            is_dead = await in_thread(mounts.is_corrupted, target)
+    except TimeoutError:
+        raise StepFailed(Failure.TRANSIENT, step, f"{target} does not answer; what is mounted there hangs") from None
+    if is_dead:
+        log.warning("dead mount is taken away", path=str(target))
+        await in_thread(mounts.unmount_all, target)
 
 
 def ensure_unmounted(target: Path) -> None:

@@ -168,6 +168,15 @@ class VolumeManager:
         self._touched.pop(uid, None)
         return True
 
+    def publish_again(self, uid: PodUid, is_lost: Callable[[Use], bool]) -> None:
+        """Have the volumes published again that somebody has taken from their places."""
+        for use in self._uses_of(uid):
+            actual = self.world.actual.get(use.volume)
+            if actual is not None and actual.state_of(uid) is State.MOUNTED and is_lost(use):
+                log.warning("volume is gone from its place and is published again", volume=use.volume, pod=uid)
+                actual.pods[uid].state = State.UNCERTAIN
+                self.look_at(use.volume)
+
     def use_named(self, uid: PodUid, pod_volume: str) -> Use | None:
         """The use behind a name in pod.spec.volumes."""
         return next((use for use in self._uses_of(uid) if pod_volume in use.outer_names), None)

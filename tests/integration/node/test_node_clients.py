@@ -1,0 +1,189 @@
+"""The agent as other programs meet it: tokens for drivers, the official Python client, kubectl."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+from moorage.kube.objects.core import Pod, ServiceAccount
+
+pytestmark = pytest.mark.root
+TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
+
+
+def claims_in(token):
+    body = token.split(".")[1]
+    return json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+
+
+@pytest.mark.parametrize("in_secrets", [False, True])
+async def test_a_driver_gets_tokens_of_the_pods_account_bound_to_the_pod(lab, in_secrets):
+    await lab.driver_object(
+        tokenRequests=[{"audience": "vault", "expirationSeconds": 1200}, {"audience": "other"}],
+        podInfoOnMount=True,
+        serviceAccountTokenInSecrets=in_secrets,
+    )
+    await lab.volume()
+    if await lab.client.find(ServiceAccount, "worker", "default") is None:
+        await lab.client.create(ServiceAccount, {"metadata": {"name": "worker"}}, "default")
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        pod = await lab.pod(serviceAccountName="worker")
+        await lab.phase("p1", "Running")
+        (request,) = driver.named("NodePublishVolume")
+        (staged,) = driver.named("NodeStageVolume")
+        place, empty = (
+            (request.secrets, request.volume_context) if in_secrets else (request.volume_context, request.secrets)
+        )
+        assert TOKENS not in empty
+        assert TOKENS not in staged.volume_context
+        assert TOKENS not in staged.secrets
+        tokens = json.loads(place[TOKENS])
+        assert set(tokens) == {"vault", "other"}
+        claims = claims_in(tokens["vault"]["token"])
+        assert claims["sub"] == "system:serviceaccount:default:worker"
+        assert "vault" in claims["aud"]
+        assert claims["kubernetes.io"]["pod"] == {"name": "p1", "uid": pod.uid}
+        assert tokens["vault"]["expirationTimestamp"]
+        assert request.volume_context["csi.storage.k8s.io/serviceAccount.name"] == "worker"
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
+
+
+async def test_a_driver_is_not_asked_while_there_is_no_token(lab):
+    await lab.driver_object(tokenRequests=[{"audience": "vault"}])
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        await lab.pod()
+        await lab.until(lambda: driver.named("NodeStageVolume"))
+        name = "kubernetes.io/csi/scripted.dev^vol-c1"
+        volumes = lab.agent.volumes.world.actual
+        if await lab.client.find(ServiceAccount, "default", "default") is None:
+            await lab.until(lambda: volumes[name].backoffs, what="no token, no publish")
+            assert driver.named("NodePublishVolume") == []
+            await lab.client.create(ServiceAccount, {"metadata": {"name": "default"}}, "default")
+        await lab.phase("p1", "Running")
+        assert TOKENS in driver.named("NodePublishVolume")[-1].volume_context
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
+
+
+@contextlib.contextmanager
+def official(lab):
+    """The official client, its connections closed at the end."""
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    config.load_kube_config(str(lab.server.kubeconfig), client_configuration=settings)
+    with client.ApiClient(settings) as connections:
+        yield client.CoreV1Api(connections)
+        connections.rest_client.pool_manager.clear()
+
+
+@pytest.fixture
+def api(lab):
+    with official(lab) as client:
+        yield client
+
+
+async def test_the_official_client_runs_commands_through_the_api_server(lab, api):
+    from kubernetes.stream import stream
+
+    await lab.start_agent()
+    await lab.pod(claim="")
+    await lab.phase("p1", "Running")
+
+    def at_once():
+        command = ["sh", "-c", "echo out; echo err >&2; hostname"]
+        session = stream(
+            api.connect_get_namespaced_pod_exec, "p1", "default", command=command,
+            stdout=True, stderr=True, _preload_content=False,
+        )  # fmt: skip
+        session.run_forever(timeout=30)
+        said = session.read_all()
+        session.sock.shutdown()  # after the farewell of the server, close() would leave the connection open
+        return said
+
+    def in_dialogue():
+        session = stream(
+            api.connect_get_namespaced_pod_exec, "p1", "default", command=["sh"],
+            stdin=True, stdout=True, stderr=True, _preload_content=False,
+        )  # fmt: skip
+        session.write_stdin("echo $((6 * 7)); exit 5\n")
+        session.run_forever(timeout=30)
+        said = session.read_stdout(), session.returncode
+        session.sock.shutdown()
+        return said
+
+    text = await asyncio.to_thread(at_once)
+    assert sorted(text.split()) == ["err", "out", "p1"]
+    assert await asyncio.to_thread(in_dialogue) == ("42\n", 5)
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_the_official_client_follows_a_log_and_reads_the_one_before(lab, api):
+    await lab.start_agent()
+    release = lab.base / "host"
+    release.mkdir()
+    volumes = [{"name": "h", "hostPath": {"path": str(release)}}]
+    command = "echo begun; while [ ! -e /h/go ]; do sleep 0.05; done; rm /h/go; echo over; exit 1"
+    await lab.pod(claim="", command=command, volumes=volumes, mounts=[{"name": "h", "mountPath": "/h"}])
+    await lab.phase("p1", "Running")
+    seen, first = [], threading.Event()
+
+    def follow():
+        answer = api.read_namespaced_pod_log("p1", "default", follow=True, _preload_content=False)
+        for line in answer:
+            seen.append(line.decode())
+            first.set()
+        answer.release_conn()
+
+    reading = asyncio.create_task(asyncio.to_thread(follow))
+    await lab.until(first.is_set, what="first line followed")
+    (release / "go").touch()
+    await asyncio.wait_for(reading, 60)
+    assert "".join(seen) == "begun\nover\n"
+
+    async def restarted():
+        pod = await lab.client.get(Pod, "p1", "default")
+        return pod.status.container_statuses[0].restart_count == 1
+
+    await lab.until(restarted, what="restarted")
+    before = await asyncio.to_thread(api.read_namespaced_pod_log, "p1", "default", previous=True)
+    assert before == "begun\nover\n"
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+async def test_kubectl_shows_logs_and_runs_commands(lab):
+    await lab.start_agent()
+    await lab.pod(claim="", command="echo one; echo two; sleep 1000")
+    await lab.phase("p1", "Running")
+
+    async def kubectl(*words):
+        command = ["kubectl", f"--kubeconfig={lab.server.kubeconfig}", *words]
+        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+
+    async def logged():
+        return (await kubectl("logs", "p1")).stdout == "one\ntwo\n"
+
+    await lab.until(logged, what="log")
+    assert (await kubectl("logs", "p1", "--tail=1")).stdout == "two\n"
+    assert "previous terminated container" in (await kubectl("logs", "p1", "--previous")).stderr
+    done = await kubectl("exec", "p1", "--", "sh", "-c", "echo inside; exit 7")
+    assert (done.stdout, done.returncode) == ("inside\n", 7)
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
