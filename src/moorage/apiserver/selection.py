@@ -117,14 +117,11 @@ def _resume(store: Store, table: Table, text: str) -> tuple[int, Key]:
 
 def matcher(kind: Kind, namespace: str, name: str, options: Options) -> Matcher | None:
     """Whether a record belongs to a selection; None when everything does."""
-    tests: list[Matcher] = []
+    tests: list[Matcher] = [_field_test(kind, *term) for term in options.fields.terms]  # first: they rule out most
     if namespace:
         tests.append(lambda key, _record: key[0] == namespace)
     if name:
         tests.append(lambda key, _record: key[1] == name)
-    fields = options.fields
-    for path, value, wanted in fields.terms:
-        tests.append(_field_test(kind, path, value, wanted))
     if options.labels.requirements:
         labels = options.labels
         tests.append(lambda _key, record: labels.matches(record.labels))

@@ -85,6 +85,7 @@ class Reader:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._asked: dict[tuple[object, ...], asyncio.Task[None]] = {}
+        self._of_pods: set[str] = set()  # claims of a pod that is asked about: who else uses them is asked there
         self.world = World()
 
     async def __aenter__(self) -> Self:
@@ -159,7 +160,7 @@ class Reader:
             await self.all(Pod, claim.namespace)
         elif claim.status.phase != "Bound":
             await self._pods(claim.namespace, "status.phase=Pending")
-        else:
+        elif claim.key not in self._of_pods:
             await self._pods_near(claim)
         for pod in self.world.pods_of(claim)[:1]:
             if pod.status.phase in ("", "Pending") or claim.is_deleting or claim.status.phase != "Bound":
@@ -245,6 +246,7 @@ class Reader:
         if pod is None:
             return
         claims = [f"{pod.namespace}/{name}" for name in claim_names(pod)]
+        self._of_pods.update(claims)
         node: list[Awaitable[None]] = [self.one(CSINode, pod.spec.node_name)] if pod.spec.node_name else []
         waits = pod.status.phase in ("", "Pending")
         capacity: list[Awaitable[None]] = [self.all(CSINode)] if waits and not pod.spec.node_name else []
