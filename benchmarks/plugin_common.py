@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from moorage.host import loop, mounts
@@ -11,12 +12,27 @@ from moorage.plugin.process import PluginProcess
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
+LOW = 32
+
+
+@contextlib.contextmanager
+def loop_devices_released():
+    """The kernel keeps every loop device that was needed once; those that this block added go with it."""
+    before = loop.numbers()
+    try:
+        yield
+    finally:
+        # Each removal waits for the kernel, so many go at once. What is attached stays; so do the low
+        # numbers, which another process may just have been told to use.
+        added = [number for number in loop.numbers() - before if number >= LOW]
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(loop.remove, added))
 
 
 @contextlib.contextmanager
 def pool_in_file(fstype="xfs", size=64 * GIB):
     """A mounted filesystem in a sparse file below the temporary directory."""
-    with tempfile.TemporaryDirectory(prefix="moorage-bench-") as text:
+    with loop_devices_released(), tempfile.TemporaryDirectory(prefix="moorage-bench-") as text:
         base = Path(text)
         image, target = base / "pool.img", base / "pool"
         target.mkdir()
@@ -38,7 +54,7 @@ def pool_in_file(fstype="xfs", size=64 * GIB):
 @contextlib.contextmanager
 def pool_on_disk(directory=None):
     """A pool on the filesystem of a directory as it is, by default that of temporary files."""
-    with tempfile.TemporaryDirectory(prefix="moorage-bench-", dir=directory) as text:
+    with loop_devices_released(), tempfile.TemporaryDirectory(prefix="moorage-bench-", dir=directory) as text:
         target = Path(text) / "pool"
         target.mkdir()
         yield Path(text), target

@@ -24,9 +24,10 @@ from moorage.host.errors import HostError, host_error
 from moorage.host.probe import probe_known
 
 _SYS = "/sys/block"
+_CONTROL = "/dev/loop-control"
 _MAJOR = 7
 _SET_FD_DIRECT, _CLR_FD, _GET_STATUS64, _SET_CAPACITY, _CONFIGURE = 0x4C08, 0x4C01, 0x4C05, 0x4C07, 0x4C0A
-_CTL_GET_FREE = 0x4C82
+_CTL_REMOVE, _CTL_GET_FREE = 0x4C81, 0x4C82
 _BLKRASET, _BLKGETSIZE64 = 0x1262, 0x80081272
 _READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
 # struct loop_info64: device, inode, rdevice, offset, sizelimit, number, encrypt_type,
@@ -164,6 +165,27 @@ def wait_detached(number: int, timeout_s: float = 10.0) -> bool:
     return True
 
 
+def numbers() -> set[int]:
+    """Every loop device that the kernel has, attached or not."""
+    with os.scandir(_SYS) as entries:
+        return {int(entry.name[4:]) for entry in entries if entry.name.startswith("loop")}
+
+
+def remove(number: int) -> bool:
+    """Take an unattached device out of the kernel; False when it is in use or gone.
+
+    The kernel keeps each device that was ever needed, and looking for one costs by how many there are.
+    """
+    with _control() as fd:
+        try:
+            fcntl.ioctl(fd, _CTL_REMOVE, number)
+        except OSError as failed:
+            if failed.errno in (errno.EBUSY, errno.ENODEV):
+                return False
+            raise host_error("remove", f"/dev/loop{number}", failed) from failed
+    return True
+
+
 def grow(device: int | str | Path) -> int:
     """Tell the device the new size of its file; returns the size it now has."""
     number = device if isinstance(device, int) else number_of(device)
@@ -226,15 +248,20 @@ def _sector_for(backing: str | Path) -> int:
 
 
 def _free_number() -> int:
-    control = "/dev/loop-control"
-    if not os.path.exists(control):
-        with contextlib.suppress(FileExistsError):
-            os.mknod(control, 0o660 | stat.S_IFCHR, os.makedev(10, 237))
-    with _opened(control, os.O_RDWR) as fd:
+    with _control() as fd:
         try:
             return fcntl.ioctl(fd, _CTL_GET_FREE)
         except OSError as failed:
-            raise host_error("ask for a free loop device from", control, failed) from failed
+            raise host_error("ask for a free loop device from", _CONTROL, failed) from failed
+
+
+@contextlib.contextmanager
+def _control() -> Iterator[int]:
+    if not os.path.exists(_CONTROL):
+        with contextlib.suppress(FileExistsError):
+            os.mknod(_CONTROL, 0o660 | stat.S_IFCHR, os.makedev(10, 237))
+    with _opened(_CONTROL, os.O_RDWR) as fd:
+        yield fd
 
 
 def _described(number: int, fd: int) -> LoopDevice:
@@ -278,10 +305,7 @@ def _decode_device(encoded: int) -> int:
 
 
 def _attached_numbers() -> Iterator[tuple[int, bytes]]:
-    with os.scandir(_SYS) as entries:
-        names = [entry.name for entry in entries if entry.name.startswith("loop")]
-    for name in names:
-        number = int(name[4:])
+    for number in numbers():
         text = _backing_of(number)
         if text is not None:
             yield number, text

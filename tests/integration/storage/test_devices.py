@@ -24,6 +24,17 @@ def image(pool):
     return pool.create_volume(CreateVolume("v", 64 * MIB)).data
 
 
+def test_a_device_in_use_or_unknown_is_not_removed(image):
+    device = loop.attach(image)
+    try:
+        assert device.number in loop.numbers()
+        assert not loop.remove(device.number)
+        assert loop.find(image) == [device]
+    finally:
+        loop.detach(device.number)
+    assert not loop.remove(max(loop.numbers()) + 1000)
+
+
 def test_a_device_is_found_by_its_file_grown_and_released(image):
     assert loop.find(image) == []
     device = loop.attach(image)
