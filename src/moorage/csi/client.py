@@ -20,6 +20,7 @@ from moorage.csi.errors import CsiError
 from moorage.csi.generated import csi_pb2 as pb
 from moorage.csi.generated import registration_pb2
 from moorage.csi.generated.csi_calls import CsiCalls
+from moorage.csi.runtime import keep_running
 
 _Response = TypeVar("_Response", bound=Message)
 
@@ -55,6 +56,7 @@ class CsiClient(CsiCalls):
         self.timeout_s = timeout_s
         self._on_lost = on_connection_lost
         self._observe = observe
+        keep_running()
         self._channel: Any = grpc.aio.insecure_channel(grpc_target(self.path), options=_OPTIONS)
         self._watcher: asyncio.Task[None] | None = None
         self._methods: dict[str, Any] = {}

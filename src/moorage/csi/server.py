@@ -24,6 +24,7 @@ from moorage.csi import limits, redact
 from moorage.csi.endpoint import grpc_target, is_live, socket_path_from
 from moorage.csi.errors import EndpointInUse, NotServed
 from moorage.csi.metrics import CallMetrics
+from moorage.csi.runtime import keep_running
 from moorage.errors import MoorageError
 from moorage.log import get_logger
 
@@ -52,6 +53,7 @@ class CsiServer:
         self.path = socket_path_from(endpoint)
         self._inode = 0
         self._surround = _Surround(driver_name, metrics, log_calls)
+        keep_running()
         self.grpc: Any = grpc.aio.server(
             interceptors=[self._surround],
             options=[

@@ -18,6 +18,7 @@ import grpc.aio
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi import registration_pb2 as reg
+from moorage.csi.runtime import keep_running
 from moorage.host import mountinfo, mounts
 
 HANG, GARBAGE, LIE, DIE = "hang", "garbage", "lie", "die"
@@ -106,6 +107,7 @@ class ScriptedDriver:
 
     async def _serve(self, path: Path, handlers: list[Any]) -> None:
         path.unlink(missing_ok=True)
+        keep_running()
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(handlers)
         server.add_insecure_port(f"unix:{path}")
