@@ -32,7 +32,7 @@ def controllers(
     leader_election_lease_duration: Annotated[float, typer.Option(help="Seconds a lease lasts.")] = 15.0,
     leader_election_renew_deadline: Annotated[float, typer.Option(help="Seconds to renew it before giving up.")] = 10.0,
     leader_election_retry_period: Annotated[float, typer.Option(help="Seconds between attempts.")] = 5.0,
-    worker_threads: Annotated[int, typer.Option(help="Objects of one kind worked on at a time.", min=1)] = 10,
+    worker_threads: Annotated[int, typer.Option(help="Objects of one kind worked on at a time.", min=1)] = 32,
     kube_api_qps: Annotated[float, typer.Option(help="Requests a second; 0 for no limit.", min=0)] = 0.0,
     kube_api_burst: Annotated[int, typer.Option(help="Requests above that rate at once.", min=0)] = 0,
     pvclaimbinder_sync_period: Annotated[

@@ -109,7 +109,7 @@ class ControllerOptions:
     attach_verify_s: float = 60.0
     force_detach_s: float = 360.0
     force_detach_on_timeout: bool = True
-    workers: int = 10
+    workers: int = 32  # many writes at a time share one commit of the server
     scheduler_name: str = "default-scheduler"
     bind_timeout_s: float = 600.0
     distributed_snapshotting: bool = False
