@@ -8,7 +8,6 @@ Start reading at: `subject_of`, `export_to_file`, `export_to_pipe`.
 
 import contextlib
 import hashlib
-import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from moorage.storage.errors import ImageMissing, InvalidValue, StorageError, Vol
 from moorage.storage.layout import fsync_path, read_file
 from moorage.storage.model import Kind, Snapshot, Volume
 from moorage.storage.pool import Pool
-from moorage.storage.prefetch import RING, ahead
 from moorage.storage.records import PoolRecord, decoded
 from moorage.storage.stream import (
     CHUNK_BYTES,
@@ -43,7 +41,7 @@ from moorage.storage.usage import observe
 
 PARTIAL = ".partial"
 _ZEROS = bytes(CHUNK_BYTES)
-Piece = tuple[Frame, bytes, memoryview]
+Piece = tuple[Frame, memoryview]
 
 
 class ChangedMeanwhile(StorageError):
@@ -200,15 +198,15 @@ def _send(subject: Subject, fd: int, start: Position, skip: int, progress: Progr
         payload = msgspec.json.encode(subject.header)
         out.begin(Frame(HEAD, 0, len(payload), checksum_of(payload)), payload)
     total = subject.header.data_bytes
-    for frame, head, payload_view in ahead(_pieces(subject, start.offset)):
-        out.put(frame, head, payload_view)
+    for frame, content in _pieces(subject, start.offset):
+        out.put(frame, content)
         if progress is not None:
             done = out.position.data_bytes
             progress(done, max(total, done))
     subject.check()
     trailer = out.position.trailer()
     frame = Frame(TAIL, 0, len(trailer), checksum_of(trailer))
-    out.put(frame, frame.encoded(), memoryview(trailer))
+    out.put(frame, memoryview(trailer))
     at = out.position
     return Exported(at.data_bytes, at.at, at.frames, start.at)
 
@@ -224,11 +222,13 @@ class _Out:
     def begin(self, frame: Frame, payload: bytes) -> None:
         self._write([memoryview(MAGIC)])
         self.position.at = len(MAGIC)
-        self.put(frame, frame.encoded(), memoryview(payload))
+        self.put(frame, memoryview(payload))
 
-    def put(self, frame: Frame, head: bytes, payload: memoryview) -> None:
-        self._write([memoryview(head), payload] if len(payload) else [memoryview(head)])
-        self.position.advance(frame, head)
+    def put(self, frame: Frame, payload: memoryview) -> None:
+        placed = frame.padded_at(self.position.at)
+        head = placed.encoded()
+        self._write([memoryview(head + bytes(placed.padding)), payload] if len(payload) else [memoryview(head)])
+        self.position.advance(placed, head)
 
     def _write(self, parts: Sequence[memoryview]) -> None:
         waiting = []
@@ -248,25 +248,23 @@ class _Out:
 def _pieces(subject: Subject, start: int) -> Iterator[Piece]:
     """Frames with their bytes from an offset on. Zeros are left out of a full stream, and told in a delta.
 
-    The bytes are good until `RING` frames later: fresh memory for each would cost as much as the reading.
+    The bytes are good until the next frame: fresh memory for each would cost as much as the reading. All is done in one
+    thread on purpose: a chunk stays in the processor's cache from its reading to its writing, as it does in cp.
     """
-    ring = itertools.cycle([bytearray(CHUNK_BYTES) for _ in range(RING)])
+    buffer = bytearray(CHUNK_BYTES)
     with _reading(subject.data) as fd:
         for piece in subject.ranges(start):
             offset, end = max(piece.offset, start), min(piece.end, subject.header.size_bytes)
             while offset < end:
                 length = min(end, (offset // CHUNK_BYTES + 1) * CHUNK_BYTES) - offset
-                buffer = next(ring)
                 payload = memoryview(buffer)[:length]
                 count = os.preadv(fd, [payload], offset)
                 if count != length:
                     raise ImageMissing(f"{subject.data} ends at {offset + count}, inside of its data")
                 if not buffer.startswith(_ZEROS if length == CHUNK_BYTES else bytes(length)):
-                    frame = Frame(DATA, offset, length, checksum_of(payload))
-                    yield frame, frame.encoded(), payload
+                    yield Frame(DATA, offset, length, checksum_of(payload)), payload
                 elif subject.is_delta:
-                    frame = Frame(ZERO, offset, length)
-                    yield frame, frame.encoded(), memoryview(b"")
+                    yield Frame(ZERO, offset, length), memoryview(b"")
                 offset += length
 
 

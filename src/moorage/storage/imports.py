@@ -30,7 +30,6 @@ from moorage.storage.ids import id_from
 from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
 from moorage.storage.model import Kind, Volume
 from moorage.storage.pool import Pool
-from moorage.storage.prefetch import ahead
 from moorage.storage.records import VolumeRecord, encoded
 from moorage.storage.sizes import rounded_up
 from moorage.storage.stream import DATA, Frame, Header, Position, StreamReader
@@ -307,7 +306,7 @@ def _fill(place: str, reader: StreamReader, start: Position, checkpoint_bytes: i
     position, unsaved = start.copied(), 0
     try:
         try:
-            for frame, payload, after in ahead(reader.frames()):
+            for frame, payload, after in reader.frames():
                 if after.at <= start.at:
                     continue
                 _write(fd, frame, payload)

@@ -11,28 +11,29 @@ stream was cut off, what came before is good.
 """
 
 import hashlib
-import itertools
 import os
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
-from cryptography.hazmat.primitives.poly1305 import Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from moorage.errors import InvalidRequest
 from moorage.storage.errors import StorageError
-from moorage.storage.prefetch import RING
 
 MAGIC = b"MOORAGE1"
 CHUNK_BYTES = 1024 * 1024
 """DATA frames end where an offset is a multiple of this: the same source gives the same stream, from any start."""
 
 HEAD, DATA, ZERO, TAIL = b"HEAD", b"DATA", b"ZERO", b"TAIL"
-_FIELDS = struct.Struct("<4sIQQ16sI")  # kind, reserved, offset, length, checksum of the payload, reserved
+_FIELDS = struct.Struct("<4sIQQ16sI")  # kind, padding, offset, length, checksum of the payload, reserved
 _FRAME = struct.Struct("<44sI")  # the fields, checksum of them
-_KEY = b"moorage volume export, format 01"
+_GMAC, _NONCE = AESGCM(b"moorage volume export, format 01"), bytes(12)
+_ALIGN = 4096
+_ALIGNED_FROM = 256 * 1024
+_ZEROS = bytes(_ALIGN)
 FRAME_BYTES = _FRAME.size
 _LARGEST_JSON = 1 << 20
 _LARGEST_DATA = 64 << 20
@@ -64,13 +65,20 @@ class Frame:
     offset: int
     length: int
     checksum: bytes = bytes(16)
+    padding: int = 0
 
     @property
     def payload_bytes(self) -> int:
         return 0 if self.kind == ZERO else self.length
 
+    def padded_at(self, at: int) -> "Frame":
+        """The same frame for this place in the stream: large payloads begin at whole pages, which files take faster."""
+        if self.payload_bytes < _ALIGNED_FROM:
+            return self
+        return replace(self, padding=-(at + FRAME_BYTES) % _ALIGN)
+
     def encoded(self) -> bytes:
-        fields = _FIELDS.pack(self.kind, 0, self.offset, self.length, self.checksum, 0)
+        fields = _FIELDS.pack(self.kind, self.padding, self.offset, self.length, self.checksum, 0)
         return _FRAME.pack(fields, zlib.crc32(fields))
 
     @staticmethod
@@ -78,20 +86,23 @@ class Frame:
         fields, checksum = _FRAME.unpack(raw)
         if zlib.crc32(fields) != checksum:
             raise StreamDamaged(f"the stream is damaged at byte {at}: the checksum of a frame's head is wrong")
-        kind, _, offset, length, payload, _ = _FIELDS.unpack(fields)
+        kind, padding, offset, length, payload, _ = _FIELDS.unpack(fields)
         if kind not in (HEAD, DATA, ZERO, TAIL):
             raise StreamDamaged(f"the stream is damaged at byte {at}: {kind!r} is no kind of frame")
         if length > {DATA: _LARGEST_DATA, ZERO: 1 << 63}.get(kind, _LARGEST_JSON):
             raise StreamDamaged(f"the stream is damaged at byte {at}: a frame of {length} bytes is too long")
-        return Frame(kind, offset, length, payload)
+        if padding >= _ALIGN:
+            raise StreamDamaged(f"the stream is damaged at byte {at}: {padding} bytes of padding are too many")
+        return Frame(kind, offset, length, payload, padding)
 
 
-def checksum_of(payload: bytes | bytearray | memoryview) -> bytes:
-    """Poly1305 under a key that everybody knows: against accidents, not against forgers.
+def checksum_of(payload: bytes | memoryview) -> bytes:
+    """AES-256-GMAC under a key that everybody knows: against accidents, not against forgers.
 
-    128 bits at several GiB/s; CRC-32 and SHA-256 of the standard library take longer than all the reading and writing.
+    128 bits at tens of GiB/s with the processor's own instructions; CRC-32 and SHA-256 of the standard library take
+    longer than all the reading and writing.
     """
-    return Poly1305.generate_tag(_KEY, payload) if len(payload) else bytes(16)
+    return _GMAC.encrypt(_NONCE, b"", payload) if len(payload) else bytes(16)
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -130,7 +141,7 @@ class Position:
 
     def advance(self, frame: Frame, encoded: bytes) -> None:
         self.chain = hashlib.sha256(self.chain + encoded).digest()
-        self.at += FRAME_BYTES + frame.payload_bytes
+        self.at += FRAME_BYTES + frame.padding + frame.payload_bytes
         if frame.kind in (DATA, ZERO):
             self.frames += 1
             self.offset = frame.offset + frame.length
@@ -150,13 +161,15 @@ class StreamReader:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self.position = Position()
-        self._ring = itertools.cycle([memoryview(bytearray(CHUNK_BYTES)) for _ in range(RING)])
+        self._buffer = memoryview(
+            bytearray(CHUNK_BYTES)
+        )  # fresh memory for each frame would cost as much as reading it
         self.header = self._read_header()
 
     def frames(self) -> Iterator[tuple[Frame, memoryview, Position]]:
         """DATA and ZERO frames with the position after each, up to a TAIL that fits; StreamCut without one.
 
-        The bytes of a frame are good until `RING` frames later.
+        The bytes of a frame are good until the next.
         """
         while True:
             before = self.position.copied()
@@ -198,6 +211,10 @@ class StreamReader:
     def _next(self) -> tuple[Frame, memoryview]:
         raw = self._head()
         frame = Frame.decoded(raw, self.position.at)
+        if self._exactly(frame.padding) != _ZEROS[: frame.padding]:
+            raise StreamDamaged(
+                f"the stream is damaged at byte {self.position.at}: the padding of a frame is not empty"
+            )
         payload = self._exactly(frame.payload_bytes)
         if checksum_of(payload) != frame.checksum:
             raise StreamDamaged(
@@ -217,7 +234,7 @@ class StreamReader:
         return raw
 
     def _exactly(self, length: int, may_end: bool = False) -> memoryview:
-        view = next(self._ring)[:length] if length <= CHUNK_BYTES else memoryview(bytearray(length))
+        view = self._buffer[:length] if length <= CHUNK_BYTES else memoryview(bytearray(length))
         filled = 0
         while filled < length:
             count = os.readv(self._fd, [view[filled:]])

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig, VolumeInUse
+from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig
 from moorage.storage.errors import InvalidValue
 from moorage.storage.export import export_to_file, export_to_pipe, subject_of
 from moorage.storage.imports import ImportRequest, WrongBase, discard_unfinished, import_stream, state_of, unfinished
-from moorage.storage.prefetch import ahead
 from moorage.storage.stream import CHUNK_BYTES, NotAStream, StreamCut, StreamDamaged, StreamReader, scan
 
 MIB = 1 << 20
@@ -123,7 +122,7 @@ def test_a_full_stream_is_not_applied_onto_a_volume(pools, tmp_path):
         imported(here, tmp_path / "full")
 
 
-@pytest.mark.parametrize("position", [0, 20, 60, 300, -1, -100])
+@pytest.mark.parametrize("position", [0, 20, 60, 300, 600, 2000, 10_000, -1, -100])
 def test_a_changed_byte_is_noticed_and_nothing_is_imported(pools, tmp_path, position):
     _, there = pools
     chain(pools, tmp_path)
@@ -247,20 +246,6 @@ def test_only_what_has_a_header_is_scanned_as_a_stream(tmp_path):
         file.seek(0)
         with pytest.raises(NotAStream):
             StreamReader(file.fileno())
-
-
-def test_reading_ahead_carries_errors_and_ends_with_its_consumer():
-    def fails():
-        yield 1
-        raise VolumeInUse("on purpose")
-
-    items = ahead(fails())
-    assert next(items) == 1
-    with pytest.raises(VolumeInUse):
-        next(items)
-    endless = ahead(iter(lambda: 1, 2))
-    assert next(endless) == 1
-    endless.close()
 
 
 @pytest.mark.parametrize("length", [1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1])
