@@ -7,7 +7,7 @@ Start reading at: `KubeletProxy.stream`.
 
 import asyncio
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class KubeletProxy:
         usable = [protocol for protocol in PROTOCOLS if protocol in offered]
         if not usable:
             raise bad_request("exec needs a WebSocket with the protocol v5.channel.k8s.io or v4.channel.k8s.io")
-        query = [(k, v) for k, v in request.rel_url.query.items() if k != "container"]
+        query = _exec_query(request.rel_url.query.items())
         url = f"{base}/{route.subresource}/{route.namespace}/{route.name}/{container}"
         async with aiohttp.ClientSession() as session:
             try:
@@ -106,6 +106,17 @@ class KubeletProxy:
             await downstream.prepare(request)
             await _join(downstream, upstream)
             return downstream
+
+
+def _exec_query(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The parameters as a kubelet takes them: it has its own names for the streams, and reads only `1` as yes."""
+    named = [(_STREAMS.get(name, name), value) for name, value in pairs if name != "container"]
+    switches = ("tty", *_STREAMS.values())
+    return [
+        (name, "1" if name in switches else value)
+        for name, value in named
+        if name not in switches or value.lower() in ("true", "1")
+    ]
 
 
 async def _join(one: Any, other: Any) -> None:
@@ -147,4 +158,5 @@ def _client_tls(identity: Identity) -> ssl.SSLContext:
     return context
 
 
+_STREAMS = {"stdin": "input", "stdout": "output", "stderr": "error"}
 _REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound"}

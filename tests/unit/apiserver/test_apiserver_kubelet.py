@@ -22,7 +22,7 @@ async def node(api):
         socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io",))
         await socket.prepare(request)
         async for message in socket:
-            await socket.send_bytes(b"\x01" + message.data[1:].upper())
+            await socket.send_bytes(b"\x01" + message.data[1:].upper() + b" " + request.query_string.encode())
             await socket.send_bytes(b"\x03{}")
             break
         await socket.close()
@@ -66,10 +66,10 @@ async def test_logs_come_from_the_node_and_it_knows_who_asks(api, node):
 
 async def test_a_command_is_a_websocket_through_to_the_node(api, node):
     await bind(api)
-    url = f"{PODS}/p/exec?command=sh&stdin=true&stdout=true"
+    url = f"{PODS}/p/exec?container=a&command=sh&command=true&stdin=true&stdout=true&stderr=false&tty=true"
     async with api.session.ws_connect(url, protocols=("v5.channel.k8s.io", "v4.channel.k8s.io")) as socket:
         assert socket.protocol == "v5.channel.k8s.io"
         await socket.send_bytes(b"\x00echo")
-        assert (await socket.receive_bytes(timeout=10)) == b"\x01ECHO"
+        assert (await socket.receive_bytes(timeout=10)) == b"\x01ECHO command=sh&command=true&input=1&output=1&tty=1"
     with pytest.raises(aiohttp.WSServerHandshakeError):
         await api.session.ws_connect(url, protocols=("v1.other",))
