@@ -201,6 +201,7 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
         await stop.wait()
         if config.on_stop != KEEP:
             await agent.pods.drain(config.drain_timeout_s)
+            await agent.volumes.drain(config.drain_timeout_s)
         await node.stopped(remove=config.on_stop == REMOVE)
         for task in running:
             task.cancel()
