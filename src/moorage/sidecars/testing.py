@@ -163,6 +163,8 @@ class ScriptedDriver:
         gate = self._gates.get(method)
         if gate is not None:
             await gate.wait()
+        if method == "CreateVolume" and "hang" in request.parameters:  # type: ignore[attr-defined]
+            await self._gates.setdefault("hanging volumes", asyncio.Event()).wait()
         planned = self._faults.get(method)
         fault = planned.pop(0) if planned else (self.chooser(method, request) if self.chooser else None)
         if fault is None:

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moorage.apiserver.testing import serve
+from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers import run as controllers
 from moorage.kube.client import Client
 from moorage.kube.config import from_values
@@ -54,6 +54,16 @@ class Lab:
         task = asyncio.create_task(run(wanted, self.api()), name="sidecars-under-test")
         self.tasks.append(task)
         return task
+
+    async def stop_api(self) -> None:
+        await self.server.stop()
+
+    async def restart_api(self) -> None:
+        """Stop the API server and start it again, on the same port and with what it had stored."""
+        port = int(self.server.insecure_url.rpartition(":")[2])
+        await self.server.stop()
+        self.server = ApiServer(replace(self.server.config, insecure_port=port))
+        await self.server.start()
 
     async def kill(self, task: asyncio.Task[None]) -> None:
         task.cancel()
@@ -143,16 +153,19 @@ class Lab:
 
 @contextlib.asynccontextmanager
 async def laboratory(
-    abilities: Abilities | None = None, names: tuple[str, ...] = ("binder", "protection")
+    abilities: Abilities | None = None, names: tuple[str, ...] = ("binder", "protection"), **api_settings: Any
 ) -> AsyncIterator[Lab]:
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-sidecars-"))
-        server = await stack.enter_async_context(serve(Path(folder) / "api"))
+        config = Config(data_dir=Path(folder) / "api", **({"in_memory": True, "insecure_port": 0} | api_settings))
+        server = ApiServer(config)
+        await server.start()
         api = from_values(server.insecure_url, server.token)
         client = await stack.enter_async_context(Client(api, identity="test"))
         own = await stack.enter_async_context(Client(api, identity="controllers"))
         driver = await stack.enter_async_context(ScriptedDriver(f"unix://{folder}/csi.sock", DRIVER, abilities))
         lab = Lab(client, driver, server)
+        stack.push_async_callback(lab.stop_api)
         helping = asyncio.create_task(controllers.run(own, controllers.Settings(names)))
         try:
             yield lab

@@ -81,8 +81,8 @@ class Attacher:
             await asyncio.sleep(self._context.settings.reconcile_sync_s)
             try:
                 await self.compare()
-            except CsiError as error:
-                log.warning("volumes could not be listed", reason=str(error))
+            except (CsiError, TimeoutError) as error:  # the whole list took too long, or one part of it failed
+                log.warning("volumes could not be listed", reason=str(error) or "it took too long")
 
     async def compare(self) -> None:
         """Queue every attachment that the driver sees otherwise than its status says."""
