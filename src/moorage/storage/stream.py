@@ -211,7 +211,7 @@ class StreamReader:
     def _next(self) -> tuple[Frame, memoryview]:
         raw = self._head()
         frame = Frame.decoded(raw, self.position.at)
-        if self._exactly(frame.padding) != _ZEROS[: frame.padding]:
+        if bytes(self._exactly(frame.padding)) != _ZEROS[: frame.padding]:  # views compare byte by byte, slowly
             raise StreamDamaged(
                 f"the stream is damaged at byte {self.position.at}: the padding of a frame is not empty"
             )
