@@ -292,6 +292,7 @@ def _condition(pod: Pod, kind: str, holds: bool, extra: Mapping[str, str], *, no
         "status": wanted,
         "lastProbeTime": None,
         "lastTransitionTime": since or timestamp_text(now),
+        "reason": None,  # a strategic patch would keep the old one
         **extra,
     }
 
