@@ -176,8 +176,9 @@ class HealthMonitor:
         await synced(self._context.claims)
         await synced(nodes)
         while True:
-            while self._gone_nodes:
-                await self._tell_claims_on(self._gone_nodes.pop(), _NODE_FAILED, "is gone")
+            for name in list(self._gone_nodes):
+                if await self._tell_claims_on(name, _NODE_FAILED, "is gone"):
+                    self._gone_nodes.remove(name)
             for node in nodes:
                 await self._look_at_node(node)
             await asyncio.sleep(_NODE_LOOK_S)
@@ -192,26 +193,27 @@ class HealthMonitor:
         since = seconds_of(ready.last_transition_time) if ready is not None and ready.status != "True" else None
         has_failed = since is not None and time.time() - since > _NODE_GRACE_S
         if has_failed and node.name not in self._failed_nodes:
-            self._failed_nodes.add(node.name)
-            await self._tell_claims_on(
-                node.name, _NODE_FAILED, f"has not been ready for {_NODE_GRACE_S / 60:.0f} minutes"
-            )
-        elif node.is_ready and node.name in self._failed_nodes:
-            self._failed_nodes.discard(node.name)
-            await self._tell_claims_on(node.name, _NODE_RECOVERED, "is ready again")
+            text = f"has not been ready for {_NODE_GRACE_S / 60:.0f} minutes"
+            if await self._tell_claims_on(node.name, _NODE_FAILED, text):
+                self._failed_nodes.add(node.name)
+        if node.is_ready and node.name in self._failed_nodes:
+            is_told = await self._tell_claims_on(node.name, _NODE_RECOVERED, "is ready again")
+            self._failed_nodes -= {node.name} if is_told else set()
 
-    async def _tell_claims_on(self, node: str, reason: str, what: str) -> None:
+    async def _tell_claims_on(self, node: str, reason: str, what: str) -> bool:
+        """Tell every claim that a pod uses on a node; False when it has to be tried again."""
         try:
             pods = (await self._context.client.list(Pod, fields=f"spec.nodeName={node}")).items
         except ApiError as error:
             log.warning("pods of a node cannot be listed", node=node, reason=str(error))
-            return
+            return False
         for pod in pods:
             for volume in pod.spec.volumes:
                 if volume.persistent_volume_claim is not None:
                     claim = self._context.claims.get(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
                     if claim is not None:
                         self._events.warning(claim, reason, f"node {node}, where pod {pod.name} uses it, {what}")
+        return True
 
 
 def health_text(health: pb.VolumeHealth) -> str:

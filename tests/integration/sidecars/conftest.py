@@ -43,12 +43,14 @@ class Lab:
     def api(self) -> Any:
         return from_values(self.server.insecure_url, self.server.token)
 
-    def start(self, *roles: Role, node: str = "", host: str = "host-1", **settings: Any) -> asyncio.Task[None]:
+    def start(
+        self, *roles: Role, node: str = "", host: str = "host-1", pod: str = "", **settings: Any
+    ) -> asyncio.Task[None]:
         """Start the sidecars in this process, as an own instance with its own connections."""
         defaults = {"csi_address": self.driver.endpoint, "retry_interval_start_s": 0.05, "retry_interval_max_s": 0.4}
         wanted = Wanted(
             Settings(**(defaults | settings)),
-            Surroundings(node_name=node, namespace="default", hostname=host),
+            Surroundings(node_name=node, namespace="default", hostname=host, pod_name=pod),
             frozenset(roles),
         )
         task = asyncio.create_task(run(wanted, self.api()), name="sidecars-under-test")

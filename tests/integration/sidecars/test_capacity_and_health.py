@@ -1,6 +1,11 @@
 """Capacity objects for the scheduler, and events about sick volumes."""
 
-from moorage.kube.objects import CSIStorageCapacity, PersistentVolume, PersistentVolumeClaim, StorageClass
+import time
+
+import pytest
+
+from moorage.kube.objects import CSIStorageCapacity, Node, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from moorage.kube.objects.meta import timestamp_text
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars.roles import Role
 from moorage.sidecars.testing import Abilities
@@ -78,3 +83,85 @@ async def test_a_sick_volume_and_its_recovery_are_told(lab):
         return await lab.events("VolumeConditionNormal")
 
     await lab.until(is_well)
+
+
+async def make_pod(lab, name, **body):
+    metadata = {"name": name, "namespace": "default", **body.pop("metadata", {})}
+    spec = {"containers": [{"name": "c", "image": "host"}], **body}
+    return await lab.client.create(Pod, {"metadata": metadata, "spec": spec}, "default")
+
+
+@pytest.mark.parametrize("level", [-1, 0, 1])
+async def test_capacity_objects_belong_to_the_deployment_that_publishes_them(lab, level):
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "sidecars", "uid": "u-1", "controller": True}
+    pod = await make_pod(lab, "sidecars-x", metadata={"ownerReferences": [owner]})
+    await lab.make_class(volumeBindingMode="WaitForFirstConsumer")
+    await lab.make_node("node-1")
+    lab.start(Role.CAPACITY, pod="sidecars-x", kube_api_capacity_qps=0.0, capacity_ownerref_level=level)
+
+    async def is_there():
+        return (await lab.client.list(CSIStorageCapacity, "default")).items
+
+    [found] = await lab.until(is_there)
+    owners = [(each.kind, each.name, each.uid) for each in found.metadata.owner_references]
+    assert owners == {-1: [], 0: [("Pod", "sidecars-x", pod.uid)], 1: [("DaemonSet", "sidecars", "u-1")]}[level]
+
+
+async def test_an_object_without_its_owner_gets_it(lab):
+    pod = await make_pod(lab, "sidecars-x")
+    await lab.make_class(volumeBindingMode="WaitForFirstConsumer")
+    await lab.make_node("node-1")
+    first = lab.start(Role.CAPACITY, kube_api_capacity_qps=0.0, capacity_ownerref_level=-1)
+
+    async def objects():
+        return (await lab.client.list(CSIStorageCapacity, "default")).items
+
+    [before] = await lab.until(objects)
+    await lab.kill(first)
+    lab.start(
+        Role.CAPACITY,
+        pod="sidecars-x",
+        kube_api_capacity_qps=0.0,
+        capacity_ownerref_level=0,
+        capacity_poll_interval_s=0.05,
+    )
+
+    async def is_owned():
+        found = await objects()
+        return [each for each in found if each.metadata.owner_references]
+
+    [after] = await lab.until(is_owned)
+    assert (after.uid, after.metadata.owner_references[0].uid) == (before.uid, pod.uid)
+
+
+async def test_claims_on_a_failed_node_are_told_and_so_is_its_recovery(lab, monkeypatch):
+    monkeypatch.setattr("moorage.sidecars.health._NODE_LOOK_S", 0.05)
+    lab.start(Role.PROVISIONER, Role.HEALTH, enable_node_watcher=True)
+    await lab.make_class()
+    await lab.make_claim("data")
+    await lab.make_claim("unused")
+    await lab.bound("data")
+    for name in ("node-1", "node-2"):
+        await lab.make_node(name)
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    await make_pod(lab, "user", volumes=volumes, nodeName="node-1")
+
+    async def ready(status, since_s):
+        condition = {"type": "Ready", "status": status, "lastTransitionTime": timestamp_text(time.time() - since_s)}
+        patch = {"status": {"conditions": [condition]}}
+        await lab.client.patch(Node, "node-1", patch, subresource="status")
+
+    async def told(reason, word):
+        async def check():
+            return [event for event in await lab.events(reason) if word in event.message]
+
+        return [event.involved_object.name for event in await lab.until(check)]
+
+    await ready("False", 60)  # for a minute: it may come back by itself
+    await ready("Unknown", 600)
+    assert await told("NodeFailed", "has not been ready for 5 minutes") == ["data"]
+    await ready("True", 0)
+    assert await told("NodeRecovered", "is ready again") == ["data"]
+    assert len(await lab.events("NodeFailed")) == 1
+    await lab.client.delete(Node, "node-1")
+    assert await told("NodeFailed", "node-1, where pod user uses it, is gone") == ["data"]

@@ -4,7 +4,15 @@ import asyncio
 
 import pytest
 
-from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Secret, StorageClass, VolumeAttributesClass
+from moorage.kube.objects import (
+    PersistentVolume,
+    PersistentVolumeClaim,
+    ReferenceGrant,
+    Secret,
+    StorageClass,
+    VolumeAttributesClass,
+)
+from moorage.sidecars.context import is_served as is_kind_served
 from moorage.sidecars.roles import Role
 from moorage.sidecars.testing import Abilities
 
@@ -389,3 +397,87 @@ async def test_a_claim_that_waits_for_class_and_nodes_goes_on_as_soon_as_they_co
         assert "no available topology" in event.message
         await lab.make_node("node-1", keys=("zone",), zone="a")
         await lab.bound("data")
+
+
+GRANTS_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "referencegrants.gateway.networking.k8s.io"},
+    "spec": {
+        "group": "gateway.networking.k8s.io",
+        "scope": "Namespaced",
+        "names": {"plural": "referencegrants", "singular": "referencegrant", "kind": "ReferenceGrant"},
+        "versions": [
+            {
+                "name": "v1beta1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+async def test_a_source_in_another_namespace_needs_a_grant(lab):
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    await lab.client.request("POST", path, GRANTS_CRD)
+
+    async def is_served():
+        return await is_kind_served(lab.client, ReferenceGrant)
+
+    await lab.until(is_served)
+    await lab.client.request("POST", "/api/v1/namespaces", {"metadata": {"name": "golden"}})
+    gate = "CrossNamespaceVolumeDataSource=true"
+    lab.start(Role.PROVISIONER, feature_gates=gate)
+    await lab.make_class()
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    body = {"metadata": {"name": "image", "namespace": "golden"}, "spec": spec}
+    await lab.client.create(PersistentVolumeClaim, body, "golden")
+
+    async def has_source():
+        source = await lab.client.get(PersistentVolumeClaim, "image", "golden")
+        return source if source.status.phase == "Bound" else None
+
+    await lab.until(has_source)
+    reference = {"kind": "PersistentVolumeClaim", "name": "image", "namespace": "golden"}
+    await lab.make_claim("copy", dataSourceRef=reference)
+
+    async def refused():
+        return [e for e in await lab.events("ProvisioningFailed") if "no ReferenceGrant in golden" in e.message]
+
+    await lab.until(refused)
+
+    async def grant(name, namespace, target):
+        where = {"group": "", "kind": "PersistentVolumeClaim", "namespace": namespace}
+        what = {"group": "", "kind": "PersistentVolumeClaim", "name": target}
+        body = {"metadata": {"name": name, "namespace": "golden"}, "spec": {"from": [where], "to": [what]}}
+        await lab.client.create(ReferenceGrant, body, "golden")
+
+    await grant("others", "kube-system", "image")
+    await grant("another", "default", "other-image")
+    seen = len(await refused())
+    assert seen == 1
+    assert lab.driver.count("CreateVolume") == 1
+    await grant("ours", "default", "image")
+    await lab.bound("copy")
+    request = lab.driver.requests("CreateVolume")[-1]
+    assert request.volume_content_source.volume.volume_id in lab.driver.backend.volumes
+
+
+async def test_another_namespace_is_refused_while_the_gate_is_off(lab):
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    reference = {"kind": "PersistentVolumeClaim", "name": "image", "namespace": "golden"}
+    await lab.make_claim("copy", dataSourceRef=reference)
+
+    async def refused():
+        found = await lab.events("ProvisioningFailed")
+        return [event for event in found if "gate CrossNamespaceVolumeDataSource is off" in event.message]
+
+    await lab.until(refused)
+    assert lab.driver.count("CreateVolume") == 0

@@ -4,12 +4,14 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.kube.objects import (
+    PersistentVolume,
     VolumeGroupSnapshotClass,
     VolumeGroupSnapshotContent,
     VolumeSnapshotClass,
     VolumeSnapshotContent,
 )
 from moorage.sidecars.roles import Role
+from moorage.sidecars.testing import Abilities
 
 BEING_CREATED = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
 BEING_DELETED = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
@@ -172,3 +174,84 @@ async def test_a_group_is_snapshotted_and_deleted_as_one(lab, code):
     assert lab.driver.backend.groups == {}
     assert lab.driver.backend.snapshots == {}
     assert lab.driver.count("DeleteSnapshot") == 0
+
+
+LOCAL = Abilities(plugin=("CONTROLLER_SERVICE", "GROUP_CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))
+
+
+async def make_placed_volume(lab, handle, zone):
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}]
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "csi": {"driver": lab.driver.name, "volumeHandle": handle},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+    }
+    await lab.client.create(PersistentVolume, {"metadata": {"name": f"pv-{handle}"}, "spec": spec})
+
+
+async def group(lab):
+    return await lab.client.find(VolumeGroupSnapshotContent, "group")
+
+
+async def remove_group(lab):
+    patch = {"metadata": {"annotations": {f"{GROUP}/volumegroupsnapshot-being-deleted": "yes"}}}
+    await lab.client.patch(VolumeGroupSnapshotContent, "group", patch)
+    await lab.client.delete(VolumeGroupSnapshotContent, "group")
+
+    async def is_gone():
+        return await group(lab) is None
+
+    await lab.until(is_gone)
+
+
+async def test_with_node_deployment_a_group_is_made_where_its_volumes_are_and_stays_that_nodes(make_lab):
+    async with make_lab(LOCAL) as lab:
+        for handle in ("h1", "h2"):
+            await make_placed_volume(lab, handle, "b")
+        await make_group(lab)
+        lab.driver.topology = {"zone": "a"}
+        elsewhere = lab.start(Role.SNAPSHOTTER, node="node-1", host="h-1", node_deployment=True)
+
+        async def has_looked():
+            return lab.driver.count("NodeGetInfo") == 1
+
+        await lab.until(has_looked)
+        lab.driver.topology = {"zone": "b"}
+        lab.start(Role.SNAPSHOTTER, node="node-2", host="h-2", node_deployment=True)
+
+        async def is_ready():
+            found = await group(lab)
+            return found if found.status is not None and found.status.ready_to_use else None
+
+        found = await lab.until(is_ready)
+        assert found.labels["snapshot.storage.kubernetes.io/managed-by"] == "node-2"
+        assert lab.driver.count("CreateVolumeGroupSnapshot") == 1
+        for handle in ("h1", "h2"):  # whose group it is must not depend on its volumes
+            await lab.client.patch(PersistentVolume, f"pv-{handle}", {"metadata": {"finalizers": None}})
+            await lab.client.delete(PersistentVolume, f"pv-{handle}")
+        await remove_group(lab)
+        assert lab.driver.backend.groups == {}
+        assert lab.driver.count("DeleteVolumeGroupSnapshot") == 1
+        assert not elsewhere.done()
+
+
+async def test_with_node_deployment_a_group_over_two_nodes_is_refused_and_can_be_deleted(make_lab):
+    async with make_lab(LOCAL) as lab:
+        await make_placed_volume(lab, "h1", "a")
+        await make_placed_volume(lab, "h2", "b")
+        await make_group(lab)
+        lab.driver.topology = {"zone": "a"}
+        lab.start(Role.SNAPSHOTTER, node="node-1", node_deployment=True)
+
+        async def is_told():
+            found = await group(lab)
+            has_error = found.status is not None and found.status.error is not None
+            return await lab.events("GroupSnapshotCreationFailed") if has_error else None
+
+        [event, *_] = await lab.until(is_told)
+        assert "volume h2 is not on node node-1" in event.message
+        assert "choose volumes of one node" in (await group(lab)).status.error.message
+        await remove_group(lab)
+        assert lab.driver.count("CreateVolumeGroupSnapshot") == lab.driver.count("DeleteVolumeGroupSnapshot") == 0

@@ -81,6 +81,7 @@ class GroupWorker:
 
     async def _request(self, content: VolumeGroupSnapshotContent) -> pb.CreateVolumeGroupSnapshotRequest:
         settings, used = self._context.settings, self._class_of(content)
+        self._check_together(content)
         if used is None:
             raise SidecarError(f"group content {content.name}: its class is missing")
         parameters = decide.driver_parameters(used.parameters)
@@ -101,6 +102,18 @@ class GroupWorker:
             parameters=parameters,
             secrets=await self._secrets(content),
         )
+
+    def _check_together(self, content: VolumeGroupSnapshotContent) -> None:
+        """With one process per node, a group can only be made of volumes of one node."""
+        context = self._context
+        if not context.settings.node_deployment:
+            return
+        for handle in content.spec.source.volume_handles or []:
+            if not any(context.is_local(volume) for volume in context.volumes.at("handle", handle)):
+                raise SidecarError(
+                    f"volume {handle} is not on node {context.around.node_name}, where the group's first volume is; "
+                    "choose volumes of one node"
+                )
 
     async def _check(self, content: VolumeGroupSnapshotContent) -> None:
         handles = content.spec.source.group_snapshot_handles
@@ -186,8 +199,11 @@ class GroupWorker:
     async def _mark(self, content: VolumeGroupSnapshotContent, is_creating: bool) -> VolumeGroupSnapshotContent:
         if (names.GROUP_BEING_CREATED in content.annotations) == is_creating:
             return content
-        value = "yes" if is_creating else None
-        return await self._patch(content, {"metadata": {"annotations": {names.GROUP_BEING_CREATED: value}}})
+        change: dict[str, Any] = {"annotations": {names.GROUP_BEING_CREATED: "yes" if is_creating else None}}
+        if is_creating and self._context.settings.node_deployment:
+            # Whose it is must still be known when its volumes are gone.
+            change["labels"] = {names.SNAPSHOT_MANAGED_BY: self._context.around.node_name}
+        return await self._patch(content, {"metadata": change})
 
     async def _patch(
         self, content: VolumeGroupSnapshotContent, patch: dict[str, Any], version: str = ""

@@ -101,7 +101,10 @@ class Snapshotter:
             self._groups.add(new.name)
 
     def _is_local(self, content: VolumeGroupSnapshotContent) -> bool:
-        """With one process per node: labelled for this node, or all of its volumes are here."""
+        """With one process per node: labelled for this node, or its first volume is here.
+
+        One whose volumes are all gone before anything was made has nothing behind it: any node may let it go.
+        """
         context = self._context
         if not context.settings.node_deployment:
             return True
@@ -110,7 +113,10 @@ class Snapshotter:
             return managed_by == context.around.node_name
         handles = content.spec.source.volume_handles or []
         volumes = [volume for handle in handles for volume in context.volumes.at("handle", handle)]
-        return bool(volumes) and all(context.is_local(volume) for volume in volumes)
+        if not volumes:
+            was_made = content.status is not None and content.status.volume_group_snapshot_handle
+            return content.is_deleting and bool(handles) and not was_made
+        return context.is_local(volumes[0])
 
 
 def _handle(volume: PersistentVolume) -> list[str]:
