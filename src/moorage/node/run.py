@@ -200,7 +200,9 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
         log.info("agent is ready", node=config.node_name, root=str(config.root), port=agent.endpoint.port)
         await stop.wait()
         if config.on_stop != KEEP:
+            ends_at = time.monotonic() + config.drain_timeout_s
             await agent.pods.drain(config.drain_timeout_s)
+            await agent.volumes.all_gone(max(1.0, ends_at - time.monotonic()))
             await agent.volumes.drain(config.drain_timeout_s)
         await node.stopped(remove=config.on_stop == REMOVE)
         for task in running:

@@ -77,6 +77,7 @@ class VolumeManager:
         self._running: dict[VolumeName, asyncio.Task[None]] = {}
         self.on_moved: Moved = _nobody  # told whenever something about a pod's volumes changed
         self.in_use_changed = asyncio.Event()
+        self._is_empty = asyncio.Event()
 
     # What is there after a restart.
 
@@ -187,6 +188,19 @@ class VolumeManager:
                 actual.pods[uid].state = State.UNCERTAIN
                 self.look_at(use.volume)
 
+    async def all_gone(self, timeout_s: float) -> bool:
+        """Wait until no volume is, or may be, mounted here; False when time ran out."""
+        self._is_empty.clear()
+        if not self.world.actual:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_empty.wait()
+        except TimeoutError:
+            log.warning("volumes were not unmounted in time", volumes=len(self.world.actual))
+            return False
+        return True
+
     def use_named(self, uid: PodUid, pod_volume: str) -> Use | None:
         """The use behind a name in pod.spec.volumes."""
         return next((use for use in self._uses_of(uid) if pod_volume in use.outer_names), None)
@@ -272,6 +286,8 @@ class VolumeManager:
         if step.forget:
             self.world.actual.pop(name, None)
             self.in_use_changed.set()
+            if not self.world.actual:
+                self._is_empty.set()
             return
         if step.action is not None:
             self._start(name, step.action)
