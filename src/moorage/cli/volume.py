@@ -11,7 +11,7 @@ import typer
 from moorage import log
 from moorage.cli import show
 from moorage.cli.show import Output
-from moorage.errors import UsageError
+from moorage.errors import MoorageError, UsageError
 from moorage.host.errors import host_error
 from moorage.kube.quantity import bytes_of
 from moorage.storage import CreateSnapshot, CreateVolume, InUse, Kind, Pool, Snapshot, Source, Volume
@@ -368,7 +368,12 @@ def export(
         with show.progress_bar(f"export {found.name}") as progress:
             if isinstance(found, Volume) and found.kind is Kind.IMAGE and pool.copies_by_reflink:
                 with snapshot_for_export(pool, found, _left_behind(file) if resume else "") as cut:
-                    done = _export(pool, cut, base, file, resume, skip, sync, progress)
+                    try:
+                        done = _export(pool, cut, base, file, resume, skip, sync, progress)
+                    except MoorageError:
+                        how = f"`export snapshot/{cut.id} - --skip N`" if to_pipe else "--resume"
+                        typer.echo(f"Snapshot {cut.id} stays, so that {how} can go on; remove it otherwise.", err=True)
+                        raise
             else:
                 done = _export(pool, found, base, file, resume, skip, sync, progress)
     if as_json:

@@ -162,13 +162,13 @@ def export_to_file(
         done = _send(subject, fd, start, 0, progress)
         if sync:
             os.fsync(fd)
+        os.rename(partial, path)
+        if sync:
+            fsync_path(os.fspath(path.absolute().parent))
     except OSError as failed:
         raise host_error("write", partial, failed) from failed
     finally:
         os.close(fd)
-    os.rename(partial, path)
-    if sync:
-        fsync_path(os.fspath(path.absolute().parent))
     return done
 
 

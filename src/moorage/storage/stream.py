@@ -21,6 +21,7 @@ import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from moorage.errors import InvalidRequest
+from moorage.host.errors import host_error
 from moorage.storage.errors import StorageError
 
 MAGIC = b"MOORAGE1"
@@ -209,7 +210,7 @@ class StreamReader:
         return found
 
     def _next(self) -> tuple[Frame, memoryview]:
-        raw = self._head()
+        raw = bytes(self._exactly(FRAME_BYTES))
         frame = Frame.decoded(raw, self.position.at)
         if bytes(self._exactly(frame.padding)) != _ZEROS[: frame.padding]:  # views compare byte by byte, slowly
             raise StreamDamaged(
@@ -224,20 +225,14 @@ class StreamReader:
         self.position.advance(frame, raw)
         return frame, payload
 
-    def _head(self) -> bytes:
-        raw = os.read(self._fd, FRAME_BYTES)
-        while len(raw) < FRAME_BYTES:
-            more = os.read(self._fd, FRAME_BYTES - len(raw))
-            if not more:
-                raise StreamCut(f"the stream ends early, at byte {self.position.at}: it is not complete")
-            raw += more
-        return raw
-
     def _exactly(self, length: int, may_end: bool = False) -> memoryview:
         view = self._buffer[:length] if length <= CHUNK_BYTES else memoryview(bytearray(length))
         filled = 0
         while filled < length:
-            count = os.readv(self._fd, [view[filled:]])
+            try:
+                count = os.readv(self._fd, [view[filled:]])
+            except OSError as failed:
+                raise host_error("read the stream from", f"descriptor {self._fd}", failed) from failed
             if count == 0:
                 if may_end:
                     return view[:0]

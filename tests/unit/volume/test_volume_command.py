@@ -133,6 +133,8 @@ FAILING = [
     (("restore", "nothing", "x"), "does not exist"),
     (("undelete", "nothing"), "does not exist"),
     (("import", "missing-file"), "No such file"),
+    (("import", "pool"), "Is a directory"),
+    (("export", "v", "pool", "--overwrite"), "Is a directory"),
     (("export", "v", "/proc/nowhere/f"), "No such file"),
     (("create", "v", "--size", "5Mi"), "exists already"),
     (("create", "huge", "--size", "900Ti"), "can ever give"),
