@@ -92,7 +92,10 @@ def _content_body(
     }
     if volume is not None:
         spec["sourceVolumeMode"] = volume.spec.volume_mode or "Filesystem"
-    return {"metadata": {"name": f"snapcontent-{suffix}", "annotations": annotations}, "spec": spec}
+    meta: dict[str, Any] = {"name": f"snapcontent-{suffix}", "annotations": annotations}
+    if names.MANAGED_BY in content.labels:  # the sidecar of that node made the group, and is to end its members
+        meta["labels"] = {names.MANAGED_BY: content.labels[names.MANAGED_BY]}
+    return {"metadata": meta, "spec": spec}
 
 
 def _snapshot_body(group: VolumeGroupSnapshot, suffix: str, volume: PersistentVolume | None) -> dict[str, Any]:
