@@ -127,6 +127,7 @@ async def run(context: ControllerContext) -> None:
     binder = Binder(context.client, world, executor, claims, volumes)
 
     def look_at(concerned: Concerned) -> None:
+        concerned = world.wants_look(concerned)
         for key in concerned.claims:
             claims.add(key)
         for name in concerned.volumes:

@@ -8,6 +8,7 @@ Start reading at: `World.concerned_by_volume`, `World.concerned_by_claim`.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from moorage.controllers.binder import writes
 from moorage.controllers.binder.matching import FreeVolumes, WaitingClaims, is_free
 from moorage.controllers.vocabulary import (
     BIND_COMPLETED,
@@ -125,7 +126,16 @@ class World:
         claims = (self.claims.get(key) for key in claims_of(pod))
         return Concerned([c.key for c in claims if c is not None and BIND_COMPLETED not in c.annotations])
 
-    # What is at rest costs nothing when everything is looked at again.
+    # What is at rest costs nothing when it changes otherwise, nor when everything is looked at again.
+
+    def wants_look(self, concerned: Concerned) -> Concerned:
+        """Those of the concerned about which there may be something to do."""
+        claims = ((key, self.claims.get(key)) for key in concerned.claims)
+        volumes = ((name, self.volumes.get(name)) for name in concerned.volumes)
+        return Concerned(
+            [key for key, claim in claims if claim is None or not self._is_settled_claim(claim)],
+            [name for name, volume in volumes if volume is not None and not self._is_settled_volume(volume)],
+        )
 
     def unsettled(self) -> Concerned:
         """Everything but claims and volumes whose references agree and whose phase says so."""
@@ -138,6 +148,7 @@ class World:
         volume = self.volumes.get(claim.spec.volume_name) if claim.spec.volume_name else None
         return (
             volume is not None
+            and writes.claim_upkeep(claim) is None
             and claim.status.phase == "Bound"
             and BIND_COMPLETED in claim.annotations
             and volume.spec.claim_ref is not None
@@ -148,6 +159,8 @@ class World:
 
     def _is_settled_volume(self, volume: PersistentVolume) -> bool:
         reference = volume.spec.claim_ref
+        if writes.volume_upkeep(volume) is not None:
+            return False
         if reference is None or not reference.uid:
             return volume.status.phase == "Available"
         claim = self.claims.get(reference_key(reference))

@@ -110,8 +110,8 @@ async def _run_claims(context: ControllerContext) -> None:
     work = Claims(context.client, claims, pods, namespaces)
 
     def on_claim(_: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
-        if new is not None:
-            queue.add(new.key)
+        if new is not None and plan_claim(new, pods.at(PODS_BY_CLAIM, new.key), is_confirmed=False):
+            queue.add(new.key)  # most changes of a claim ask nothing of us
 
     def on_pod(old: Pod | None, new: Pod | None) -> None:
         for pod in (old, new):
@@ -177,7 +177,7 @@ async def _run_guard(
                 obj = await _execute(context.client, informer, obj, finalizer, action)
 
     def on_change(_: T | None, new: T | None) -> None:
-        if new is not None:
+        if new is not None and plan_guard(new, finalizer, is_used=is_used(new)):
             queue.add(new.key)
 
     await informer.wait_synced()
