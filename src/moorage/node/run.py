@@ -203,7 +203,6 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
             ends_at = time.monotonic() + config.drain_timeout_s
             await agent.pods.drain(config.drain_timeout_s)
             await agent.volumes.all_gone(max(1.0, ends_at - time.monotonic()))
-            await agent.volumes.drain(config.drain_timeout_s)
         await node.stopped(remove=config.on_stop == REMOVE)
         for task in running:
             task.cancel()

@@ -81,16 +81,6 @@ class VolumeManager:
 
     # What is there after a restart.
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Return when nothing is staged or published any more; False when time ran out."""
-        deadline = self._clock() + timeout_s
-        while self.world.actual:
-            if self._clock() > deadline:
-                log.warning("volumes were not released in time", volumes=sorted(self.world.actual))
-                return False
-            await asyncio.sleep(0.02)
-        return True
-
     def reconstruct(self) -> Observed:
         """Find everything an earlier run left; nothing is unmounted before `begin`."""
         found = observe(self._layout)
