@@ -8,6 +8,7 @@ from moorage.sidecars import names
 from moorage.sidecars.context import Context, is_served, synced
 from moorage.sidecars.resizer.expand import ExpandWorker
 from moorage.sidecars.resizer.modify import ModifyWorker, is_settled
+from moorage.sidecars.resizer.target import Sizes
 from moorage.sidecars.roles import Role
 
 log = get_logger(__name__)
@@ -83,10 +84,18 @@ class Resizer:
     def _on_claim(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         if new is None or not self._is_known(new):
             return
-        if may_need_resize(old, new):
+        if may_need_resize(old, new) and not self._is_as_large_as_asked(new):
             self._sizes.add(new.key)
         if new.status.phase == "Bound" and not is_settled(new) and _may_need_change(old, new):
             self._changes.add(new.key)
+
+    def _is_as_large_as_asked(self, claim: PersistentVolumeClaim) -> bool:
+        """Most claims are, and need no worker; one whose expansion has just ended leaves a note to be removed."""
+        volume = self._context.volumes.get(claim.spec.volume_name)
+        if volume is None or names.PRE_RESIZE_CAPACITY in volume.annotations:
+            return False
+        sizes = Sizes.of(claim, volume)
+        return sizes.requested <= sizes.usable
 
     def _is_known(self, claim: PersistentVolumeClaim) -> bool:
         """Leaves out what is plainly another driver's; an unseen volume is looked for by the worker."""
