@@ -46,6 +46,7 @@ log = get_logger(__name__)
 
 T = TypeVar("T", bound=KubeObject)
 BY_ATTRIBUTES_CLASS = "by-attributes-class"
+_AT_A_TIME = 32
 
 
 async def run(context: ControllerContext) -> None:
@@ -80,15 +81,28 @@ class Claims:
             self._namespaces.add(namespace)
 
     async def sync_namespace(self, namespace: str) -> None:
-        """Let go the claims that no pod of the namespace holds, as the API itself lists them."""
+        """Let go the claims that no pod of the namespace holds, as the API itself lists them.
+
+        Several at a time, so that their writes share commits of the server. One that cannot be let go now holds no
+        other up; it stays here and comes again with the namespace.
+        """
         leaving = self._leaving.pop(namespace, {})
+        slots = asyncio.Semaphore(_AT_A_TIME)
+        left = dict(leaving)
+
+        async def let_go(key: str, pods: list[Pod]) -> None:
+            async with slots:
+                await self._settle(key, pods, is_confirmed=True)
+            del left[key]
+
         try:
             pods = (await self._client.list(Pod, namespace)).items if leaving else []
-            for key in leaving:
-                await self._settle(key, pods, is_confirmed=True)
-        except BaseException:
-            self._leaving[namespace] = leaving | self._leaving.get(namespace, {})
-            raise
+            outcomes = await asyncio.gather(*(let_go(key, pods) for key in leaving), return_exceptions=True)
+            for failure in (each for each in outcomes if each is not None):
+                raise failure
+        finally:
+            if left:
+                self._leaving[namespace] = left | self._leaving.get(namespace, {})
 
     async def _settle(self, key: str, pods: list[Pod], *, is_confirmed: bool) -> bool:
         """Do what the plan says for one claim; False when the pods have to be asked for first."""
