@@ -1,0 +1,117 @@
+"""The image's root filesystem, made once for all tests and kept for the next run, and a stage for the manifests."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE / "stage"))
+
+INPUTS = ("src/moorage", "deploy/image", "requirements.txt")
+
+
+def _digest_of_inputs() -> str:
+    digest = hashlib.sha256()
+    for name in INPUTS:
+        path = ROOT / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@pytest.fixture(scope="session")
+def image_archive() -> Path:
+    """What `make image` makes; built when its inputs have changed. MOORAGE_IMAGE names another to be tested."""
+    if given := os.environ.get("MOORAGE_IMAGE"):
+        return Path(given)
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to unpack packages")
+    if shutil.which("mmdebstrap") is None:
+        pytest.skip("there is no mmdebstrap: the image cannot be made here")
+    cache = Path(tempfile.gettempdir()) / "moorage-image-cache"
+    cache.mkdir(exist_ok=True, mode=0o700)
+    archive = cache / f"{_digest_of_inputs()}.oci.tar"
+    if not archive.exists():
+        for old in cache.glob("*.oci.tar"):
+            old.unlink()
+        building = archive.with_suffix(".part")
+        done = subprocess.run(
+            [ROOT / "deploy/image/build", building],
+            capture_output=True, text=True, check=False, timeout=280, env={**os.environ, "VENV": sys.prefix},
+        )  # fmt: skip
+        if "apt-get update" in done.stderr:
+            pytest.skip(f"Debian's packages cannot be reached: {done.stderr[-300:]}")
+        assert done.returncode == 0, done.stderr
+        building.rename(archive)
+    return archive
+
+
+@pytest.fixture(scope="session")
+def image_manifest(image_archive) -> dict:
+    return Oci(image_archive).manifest
+
+
+@pytest.fixture(scope="session")
+def oci(image_archive) -> "Oci":
+    return Oci(image_archive)
+
+
+class Oci:
+    """An OCI archive, read as a runtime reads it: by the digests in its index."""
+
+    def __init__(self, path: Path) -> None:
+        with tarfile.open(path) as tar:
+            self.files = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
+        self.index = json.loads(self.files["index.json"])
+        self.manifest = json.loads(self.blob(self.index["manifests"][0]))
+        self.config = json.loads(self.blob(self.manifest["config"]))
+
+    def blob(self, descriptor: dict) -> bytes:
+        algorithm, _, digest = descriptor["digest"].partition(":")
+        data = self.files[f"blobs/{algorithm}/{digest}"]
+        assert hashlib.sha256(data).hexdigest() == digest
+        assert len(data) == descriptor["size"]
+        return data
+
+    def layer(self) -> tarfile.TarFile:
+        (descriptor,) = self.manifest["layers"]
+        return tarfile.open(fileobj=io.BytesIO(self.blob(descriptor)))
+
+
+@pytest.fixture(scope="session")
+def rootfs(oci):
+    """The root filesystem of the image."""
+    directory = Path(tempfile.mkdtemp(prefix="moo-rootfs-"))
+    with oci.layer() as layer:
+        layer.extractall(directory, filter="tar")
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def short_path():
+    """A short path: sockets end at 107 characters."""
+    directory = Path(tempfile.mkdtemp(prefix="moo-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def stage(short_path, rootfs):
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl on the PATH")
+    from real_stage import Stage
+
+    with Stage(short_path, rootfs) as running:
+        yield running
