@@ -208,7 +208,6 @@ async def _execute(client: Client, cache: Informer[T], obj: T, finalizer: str, a
             patch: dict[str, object] = {"metadata": {"finalizers": [*obj.finalizers, finalizer]}}
         case RemoveGuard():
             patch = {"metadata": {"finalizers": [name for name in obj.finalizers if name != finalizer]}}
-            log.info("no longer in use and let go", kind=kind.resource.kind, name=obj.key)
         case SetUnused(is_unused):
             patch, how, subresource = {"status": {"conditions": [_unused(is_unused)]}}, PatchType.STRATEGIC, "status"
         case AskForPods():
@@ -221,6 +220,8 @@ async def _execute(client: Client, cache: Informer[T], obj: T, finalizer: str, a
     except NotFound:
         return obj
     cache.remember(written)
+    if isinstance(action, RemoveGuard):  # said once, when it is so: another writer may have been first
+        log.info("no longer in use and let go", kind=kind.resource.kind, name=obj.key)
     return written
 
 

@@ -1,0 +1,53 @@
+"""What protection says it did is what was written."""
+
+import logging
+
+import msgspec
+import pytest
+
+from moorage.controllers.protection.run import Claims
+from moorage.controllers.vocabulary import CLAIM_PROTECTION
+from moorage.kube.errors import Conflict
+from moorage.kube.objects import PersistentVolumeClaim
+from moorage.kube.queue import WorkQueue
+
+META = {"name": "c", "namespace": "ns", "uid": "u", "finalizers": [CLAIM_PROTECTION]}
+LEAVING = msgspec.convert({"metadata": META | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, PersistentVolumeClaim)
+
+
+class Api:
+    """No pods; the first write loses against another one."""
+
+    def __init__(self) -> None:
+        self.writes = 0
+
+    async def list(self, _kind, _namespace):
+        return type("Listed", (), {"items": []})
+
+    async def patch(self, _kind, _name, _patch, _namespace, **_options):
+        self.writes += 1
+        if self.writes == 1:
+            raise Conflict(409, "Conflict", "the object has been modified")
+        return LEAVING
+
+
+class Cache:
+    def get(self, _key):
+        return LEAVING
+
+    def at(self, _index, _key):
+        return []
+
+    def remember(self, _obj) -> None:
+        pass
+
+
+async def test_a_claim_is_said_to_be_let_go_only_when_it_is(caplog):
+    caplog.set_level(logging.INFO, logger="moorage")
+    work = Claims(Api(), Cache(), Cache(), WorkQueue("namespaces"))
+    await work.sync_claim("ns/c")
+    with pytest.raises(Conflict):
+        await work.sync_namespace("ns")
+    assert "let go" not in caplog.text
+    await work.sync_namespace("ns")
+    assert caplog.text.count("let go") == 1
