@@ -98,9 +98,11 @@ class ScriptedDriver:
 
     async def stop(self, *, leave_sockets: bool = False) -> None:
         self._released.set()
-        servers, self._servers = self._servers, []
+        servers = list(self._servers)
         for server in servers:
             await server.stop(0)
+        # Only now: a server that is stopping still removes its socket's path, and would take that of the next one.
+        self._servers = [server for server in self._servers if server not in servers]
         for path in (self.socket, *((self.registration_socket,) if self.registry else ())):
             if not leave_sockets:
                 path.unlink(missing_ok=True)
