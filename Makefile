@@ -2,6 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+WORKERS ?= 2
 export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help demo test check bench image pins generate clean
@@ -16,7 +17,7 @@ demo: ## bring the whole stack up on this machine, walk one volume through its l
 
 test: ## run all tests (as root: also those that mount real filesystems)
 	@scripts/prepare dev
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: ## lint, format, types (strict) and the direction of imports
 	@scripts/prepare dev
