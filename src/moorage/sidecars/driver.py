@@ -7,8 +7,9 @@ Start reading at: `Driver.discover`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
@@ -17,6 +18,8 @@ from moorage.log import get_logger
 from moorage.sidecars.errors import SidecarError
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 _CONNECT_TRY_S = 10.0
 _DISCOVER_TIMEOUT_S = 10.0
@@ -152,28 +155,36 @@ class Driver:
 
     async def _controller_capabilities(self) -> frozenset[str]:
         request = pb.ControllerGetCapabilitiesRequest()
-        answer = await self.client.ControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
-        return frozenset(_name(pb.ControllerServiceCapability.RPC.Type, c.rpc.type) for c in answer.capabilities)
+        answer = await _if_served(self.client.ControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S))
+        rpcs = answer.capabilities if answer is not None else ()
+        return frozenset(_name(pb.ControllerServiceCapability.RPC.Type, c.rpc.type) for c in rpcs)
 
     async def _group_capabilities(self) -> frozenset[str]:
         request = pb.GroupControllerGetCapabilitiesRequest()
-        answer = await self.client.GroupControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
-        return frozenset(_name(pb.GroupControllerServiceCapability.RPC.Type, c.rpc.type) for c in answer.capabilities)
+        answer = await _if_served(self.client.GroupControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S))
+        rpcs = answer.capabilities if answer is not None else ()
+        return frozenset(_name(pb.GroupControllerServiceCapability.RPC.Type, c.rpc.type) for c in rpcs)
 
     async def _node_capabilities(self) -> frozenset[str]:
-        """A controller-only driver may not serve the node service at all."""
         request = pb.NodeGetCapabilitiesRequest()
-        try:
-            answer = await self.client.NodeGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
-        except CsiError as error:
-            if not error.is_unimplemented:
-                raise
-            return frozenset()
-        return frozenset(_name(pb.NodeServiceCapability.RPC.Type, c.rpc.type) for c in answer.capabilities)
+        answer = await _if_served(self.client.NodeGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S))
+        rpcs = answer.capabilities if answer is not None else ()
+        return frozenset(_name(pb.NodeServiceCapability.RPC.Type, c.rpc.type) for c in rpcs)
 
     def _measure(self, path: str, code: str, seconds: float) -> None:
         if self._observe is not None:
             self._observe(self.name, path, code, seconds)
+
+
+async def _if_served(call: Awaitable[T]) -> T | None:
+    """The answer, or None from a process that does not serve this part: every process of a driver announces all of the
+    driver's services, and a controller's may serve no node calls, a node's no controller calls."""
+    try:
+        return await call
+    except CsiError as error:
+        if not error.is_unimplemented:
+            raise
+        return None
 
 
 def _name(kind: object, number: int) -> str:

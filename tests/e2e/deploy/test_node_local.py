@@ -1,8 +1,13 @@
 """The node-local manifests, started as they are from the image: volumes live, rights suffice, upgrades are quiet."""
 
+import shutil
+
 import pytest
 from account_rights import check_rights
-from volume_life import Life
+from volume_life import Life, claim, pod
+
+import moorage
+from moorage.host import loop, mountinfo
 
 pytestmark = pytest.mark.root
 
@@ -43,5 +48,65 @@ def test_volumes_live_on_what_the_manifests_start_with_the_least_rights(stage):
     assert stage.refused == []
     for account in (NODE_ACCOUNT, SNAPSHOT_ACCOUNT):
         check_rights(objects, account, stage.requests[account], RARELY_USED[account])
-    for pod in (node, snapshots):
-        pod.stop()
+    for running in (node, snapshots):
+        running.stop()
+
+
+def test_a_pod_reads_and_writes_while_plugin_and_sidecars_are_replaced(stage, rootfs, short_path):
+    objects = stage.deploy("node-local", "moorage-system")
+    (workload,) = [o for o in objects if o["kind"] == "DaemonSet"]
+    node = stage.pod_of(workload)
+    node.wait_ready()
+    # One descriptor of each volume is held open for the whole time.
+    script = "exec 3>>/data/log 4>>/files/log; n=0; while :; do n=$((n+1)); echo $n >&3; echo $n >&4; sleep 0.02; done"
+    stage.apply(
+        claim("data", "moorage"),
+        claim("files", "moorage-directory", accessModes=["ReadWriteMany"]),
+        pod("writer", ["data", "files"], script),
+    )
+    stage.pod_runs("writer")
+
+    newer = newer_image(rootfs, short_path / "newer")
+    for image, end in ((newer, "stop"), (rootfs, "kill"), (rootfs, "stop")):  # upgrade, downgrade, crash
+        before = written(stage)
+        for container in node.containers.values():
+            getattr(container, end)()
+        stage.wait(lambda before=before: written(stage) > before, "the pod to write on without a plugin")
+        node.image = image
+        node.start()
+        node.wait_ready()
+        version = "0.1.1-next" if image == newer else moorage.__version__
+        found = [line for line in node.containers["sidecars"].log.read_text().splitlines() if "driver found" in line]
+        assert f'"version": "{version}"' in found[-1]
+
+    # What another plugin mounted, the last one publishes again and takes away.
+    stage.apply(pod("second", ["data"], "head -n 1 /data/log"))
+    stage.log_has("second", "1")
+    assert numbers(stage, "data") == list(range(1, len(numbers(stage, "data")) + 1))
+    assert numbers(stage, "files")[:10] == list(range(1, 11))
+    stage.kubectl("delete", "pods", "--all", "-n", "default")
+    stage.kubectl("delete", "pvc", "--all", "-n", "default", "--wait=false")
+    stage.gone("pvc", "pv")
+    assert mountinfo.mounts_below(stage.kubelet / "pods") == []
+    assert loop.attached(stage.layout.pool) == []
+    node.stop()
+
+
+def newer_image(rootfs, target):
+    """The same image as another version says of itself."""
+    shutil.copytree(rootfs, target, symlinks=True)
+    package = target / "usr/lib/python3/dist-packages/moorage"
+    (package / "__init__.py").write_text(
+        (package / "__init__.py").read_text().replace(f'"{moorage.__version__}"', '"0.1.1-next"')
+    )
+    next((package / "__pycache__").glob("__init__*")).unlink()
+    return target
+
+
+def numbers(stage, volume) -> list[int]:
+    text = stage.kubectl("exec", "writer", "--", "cat", f"/{volume}/log")
+    return [int(line) for line in text.splitlines()]
+
+
+def written(stage) -> int:
+    return len(numbers(stage, "data"))

@@ -70,6 +70,7 @@ def pivot(root: str) -> None:
     """Leave the host's root behind for good, so that no path of it can be seen or reached."""
     os.chdir(root)
     checked(LIBC.syscall(PIVOT_ROOT, b".", b"."), "pivot_root")
+    mount("", ".", "", SLAVE | REC)  # or the host would lose the shared mounts that go with it
     checked(LIBC.umount2(b".", 2), "detach the old root")
     os.chdir("/")
 
