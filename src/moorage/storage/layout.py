@@ -21,6 +21,7 @@ from pathlib import Path
 from moorage.host.errors import HostError, host_error
 from moorage.storage.errors import (
     Busy,
+    DamagedRecord,
     OutOfSpace,
     PoolLocked,
     PoolReadOnly,
@@ -116,6 +117,20 @@ class Layout:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    def record(self, directory: str, name: str) -> bytes | None:
+        """A record, or None when its object is not there; a directory without a readable record is damaged."""
+        path = os.path.join(directory, name)
+        for _ in range(2):
+            try:
+                return read_record(directory, name)
+            except FileNotFoundError:
+                self.check_present()
+                if not os.path.isdir(directory):
+                    return None  # otherwise it may have been renamed into place just now: look once more
+            except OSError as failed:
+                raise DamagedRecord(path, os.strerror(failed.errno or 0)) from failed
+        raise DamagedRecord(path, "it is missing")
 
     def check_present(self) -> None:
         """Refuse to go on when the directory is not the one that was opened."""

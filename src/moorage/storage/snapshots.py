@@ -25,7 +25,7 @@ from moorage.storage.errors import (
 )
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import GroupId, group_of, id_from, is_id, member_id
-from moorage.storage.layout import fsync_path, read_record, write_file
+from moorage.storage.layout import fsync_path, write_file
 from moorage.storage.model import CreateSnapshot, Group, InUse, Kind, Page, Snapshot, Volume
 from moorage.storage.records import GroupRecord, R, SnapshotRecord, decoded, encoded
 
@@ -123,17 +123,8 @@ class Snapshots:
         return Page(tuple(found))
 
     def _read(self, directory: str, name: str, kind: type[R], ident: str) -> R | None:
-        path = os.path.join(directory, name)
-        try:
-            raw = read_record(directory, name)
-        except FileNotFoundError as failed:
-            self._layout.check_present()
-            if os.path.isdir(directory):
-                raise DamagedRecord(path, "it is missing") from failed
-            return None
-        except OSError as failed:
-            raise DamagedRecord(path, os.strerror(failed.errno or 0)) from failed
-        return decoded(raw, kind, path, ident)
+        raw = self._layout.record(directory, name)
+        return None if raw is None else decoded(raw, kind, os.path.join(directory, name), ident)
 
     # --- one snapshot ----------------------------------------------------------------------
 

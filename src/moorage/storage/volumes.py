@@ -73,15 +73,9 @@ class Volumes:
         if not is_volume_id(ident):
             return None
         directory = self.directory(ident)
-        try:
-            raw = read_record(directory, RECORD)
-        except FileNotFoundError as failed:
-            self._layout.check_present()
-            if os.path.isdir(directory):
-                raise DamagedRecord(os.path.join(directory, RECORD), "it is missing") from failed
+        raw = self._layout.record(directory, RECORD)
+        if raw is None:
             return None
-        except OSError as failed:
-            raise DamagedRecord(os.path.join(directory, RECORD), os.strerror(failed.errno or 0)) from failed
         record = decoded(raw, VolumeRecord, os.path.join(directory, RECORD), ident)
         return record.public(self._context.config.name, Path(directory, DATA))
 

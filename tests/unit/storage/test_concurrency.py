@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig, VolumeNotFound, id_from
+from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig, VolumeNotFound, id_from, layout
 
 MIB = 1 << 20
 CALLERS = 64
@@ -104,3 +104,17 @@ def test_processes_share_a_pool_without_losing_anything(pool):
     assert len(seen[-1]) == 20
     assert pool.capacity().promised_bytes == 20 * MIB
     assert os.listdir(pool.directory / "tmp") == []
+
+
+def test_a_volume_that_appears_while_it_is_looked_for_is_not_damaged(pool, monkeypatch):
+    made = pool.create_volume(CreateVolume("v", MIB, filesystem=""))
+    real, looks = layout.read_record, []
+
+    def late(directory, name):
+        looks.append(name)
+        if len(looks) == 1:  # another process renames it into place between our two looks
+            raise FileNotFoundError(directory)
+        return real(directory, name)
+
+    monkeypatch.setattr(layout, "read_record", late)
+    assert pool.find_volume(made.id) == made
