@@ -1,4 +1,4 @@
-"""The shared manifests, started as they are from the image: a controller without privileges, nodes with no account."""
+"""The shared manifests, started as they are from the image: attached volumes live, and the nodes have no account."""
 
 import pytest
 from account_rights import check_rights

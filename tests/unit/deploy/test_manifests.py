@@ -66,14 +66,14 @@ def test_the_image_is_this_version_and_names_no_registry(manifests, folder):
 
 
 @pytest.mark.parametrize("folder", ["node-local", "shared", "snapshot-support"])
-def test_only_plugins_that_mount_are_privileged_and_they_have_no_account(manifests, folder):
+def test_only_plugins_are_privileged_and_they_have_no_account(manifests, folder):
     for name, pod in pods_of(manifests(folder)):
         for container in pod["containers"]:
             context = container["securityContext"]
             assert context["readOnlyRootFilesystem"] is True
             mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
             if context.get("privileged"):
-                assert "--services=node" in container["args"] or "--services=controller,node" in container["args"]
+                assert "plugin" in container["args"]
             else:
                 assert context["allowPrivilegeEscalation"] is False
                 assert context["capabilities"]["drop"] == ["ALL"]

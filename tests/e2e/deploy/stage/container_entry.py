@@ -68,10 +68,13 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
 
 def pivot(root: str) -> None:
     """Leave the host's root behind for good, so that no path of it can be seen or reached."""
+    old = os.open("/", os.O_PATH | os.O_DIRECTORY)
     os.chdir(root)
     checked(LIBC.syscall(PIVOT_ROOT, b".", b"."), "pivot_root")
+    os.fchdir(old)
     mount("", ".", "", SLAVE | REC)  # or the host would lose the shared mounts that go with it
     checked(LIBC.umount2(b".", 2), "detach the old root")
+    os.close(old)
     os.chdir("/")
 
 
