@@ -1,0 +1,72 @@
+"""The steps that make the image: what is chosen, what is left out, and that packing depends on the content alone."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def step(deploy_folder):
+    """A script of deploy/image as a module."""
+
+    def load(name: str):
+        spec = importlib.util.spec_from_file_location(f"image_{name}", deploy_folder / "image" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def tree(root, names, mtime):
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+        os.utime(path, (mtime, mtime))
+    (root / "link").symlink_to("a/file")
+    os.link(root / "a/file", root / "hard")
+    return root
+
+
+def test_packing_depends_on_names_and_content_alone(step, tmp_path):
+    pack = step("pack")
+    names = ["a/file", "b/other", "c"]
+    one = pack.layer_of(tree(tmp_path / "one", names, 1), 100)
+    two = pack.layer_of(tree(tmp_path / "two", names[::-1], 2), 100)
+    assert one == two
+    (tmp_path / "two/c").write_text("changed")
+    assert pack.layer_of(tmp_path / "two", 100) != one
+
+
+def test_what_only_a_left_out_package_asks_for_is_left_out_too(step):
+    pins = """
+aiohttp==3.0 \\
+    # via
+    #   kubernetes
+    #   moorage (pyproject.toml)
+yarl==1.0 \\
+    # via aiohttp
+kubernetes==31.0 \\
+    # via moorage (pyproject.toml)
+requests==2.0 \\
+    # via kubernetes
+"""
+    assert step("packages").wanted(pins) == {"aiohttp": "3.0", "yarl": "1.0"}
+
+
+def test_the_real_pins_keep_what_moorage_imports_and_drop_the_official_client(step, deploy_folder):
+    kept = step("packages").wanted((deploy_folder.parent / "requirements.txt").read_text())
+    assert {"grpcio", "protobuf", "aiohttp", "msgspec", "typer", "prometheus-client"} <= kept.keys()
+    assert not kept.keys() & {"kubernetes", "requests", "setuptools", "oauthlib"}
+
+
+def test_the_libraries_of_a_program_are_found_in_its_headers(step, tmp_path):
+    needed = step("choose").needed_by
+    assert any(name.startswith("libc.so") for name in needed(Path(sys.executable).resolve()))
+    text = tmp_path / "text"
+    text.write_text("#!/bin/sh\n")
+    assert needed(text) == []
