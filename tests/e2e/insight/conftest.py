@@ -55,7 +55,7 @@ class Lab:
     server: Any
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def expect(
+    async def check_cause(
         self, reference: str, cause: str, *words: str, step: str = "", last: str = "", evidence: str = ""
     ) -> Story:
         """Wait until the chain of an explanation holds a cause; its sentence must hold the words.
@@ -82,7 +82,7 @@ class Lab:
         assert "\n" not in story.sentence
         return story
 
-    async def well(self, reference: str) -> Story:
+    async def check_well(self, reference: str) -> Story:
         """Wait until nothing is wrong with an object."""
         async with asyncio.timeout(PATIENCE_S):
             while True:

@@ -23,13 +23,13 @@ async def modify(lab, name):
 async def test_nobody_grows_the_volume_and_then_the_class_forbids_it(bound_lab):
     lab = bound_lab
     await lab.resize("data", "2Gi")
-    await lab.expect(
+    await lab.check_cause(
         "pvc/data", "claim-resizer-not-running", f"the resizer of {lab.driver.name} has not begun", step="resizer"
     )
     await lab.lease("external-resizer-test-csi-moorage-dev")
-    await lab.expect("pvc/data", "claim-resizer-not-running", "its lease has run out")
+    await lab.check_cause("pvc/data", "claim-resizer-not-running", "its lease has run out")
     await lab.client.patch(StorageClass, "fast", {"allowVolumeExpansion": False})
-    await lab.expect(
+    await lab.check_cause(
         "pvc/data", "claim-resize-not-allowed", "class fast does not allow", step="kubectl patch storageclass fast"
     )
 
@@ -39,9 +39,9 @@ async def test_growing_is_under_way_then_done(bound_lab):
     gate = lab.driver.hold("ControllerExpandVolume")
     lab.sidecars("resizer")
     await lab.resize("data", "2Gi")
-    await lab.expect("pvc/data", "claim-resizing", "being grown to 2Gi")
+    await lab.check_cause("pvc/data", "claim-resizing", "being grown to 2Gi")
     gate.set()
-    await lab.well("pvc/data")
+    await lab.check_well("pvc/data")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ async def test_growing_is_refused_or_fails(bound_lab, code, cause, words, step):
     lab.refuse("ControllerExpandVolume", code)
     lab.sidecars("resizer")
     await lab.resize("data", "2Gi")
-    await lab.expect("pvc/data", cause, words, step=step, evidence="as the script says")
+    await lab.check_cause("pvc/data", cause, words, step=step, evidence="as the script says")
 
 
 async def test_the_driver_grows_only_what_no_pod_uses(bound_lab):
@@ -66,7 +66,7 @@ async def test_the_driver_grows_only_what_no_pod_uses(bound_lab):
     await lab.pod("web", "data", node="node-1")
     lab.sidecars("resizer")
     await lab.resize("data", "2Gi")
-    await lab.expect("pvc/data", "claim-resize-offline", "pod web does", step="kubectl -n default delete pod web")
+    await lab.check_cause("pvc/data", "claim-resize-offline", "pod web does", step="kubectl -n default delete pod web")
 
 
 async def test_growing_ends_on_the_node(bound_lab):
@@ -74,26 +74,28 @@ async def test_growing_ends_on_the_node(bound_lab):
     lab.driver.node_expansion = True
     lab.sidecars("resizer")
     await lab.resize("data", "2Gi")
-    await lab.expect("pvc/data", "claim-resize-needs-pod", "grown to 2Gi", step="start a pod that uses claim data")
+    await lab.check_cause("pvc/data", "claim-resize-needs-pod", "grown to 2Gi", step="start a pod that uses claim data")
     await lab.node("node-1")
     await lab.pod("web", "data", node="node-1")
-    await lab.expect("pvc/data", "claim-resize-on-node", "node node-1 has yet to grow", step="describe pod web")
+    await lab.check_cause("pvc/data", "claim-resize-on-node", "node node-1 has yet to grow", step="describe pod web")
 
 
 async def test_attributes_are_refused_pending_or_of_no_class(bound_lab):
     lab = bound_lab
     await lab.attributes_class("silver")
     await modify(lab, "silver")
-    await lab.expect("pvc/data", "claim-modify-pending", "attributes of silver; the driver's resizer has not begun")
+    await lab.check_cause(
+        "pvc/data", "claim-modify-pending", "attributes of silver; the driver's resizer has not begun"
+    )
     lab.refuse("ControllerModifyVolume", "INTERNAL")
     lab.sidecars("resizer")
-    await lab.expect("pvc/data", "claim-modify-pending", "attributes of silver: ", step="describe pvc data")
+    await lab.check_cause("pvc/data", "claim-modify-pending", "attributes of silver: ", step="describe pvc data")
     lab.refuse("ControllerModifyVolume", "INVALID_ARGUMENT")
     step = "kubectl get volumeattributesclass silver"
-    await lab.expect("pvc/data", "claim-modify-infeasible", "refuses the attributes of silver", step=step)
+    await lab.check_cause("pvc/data", "claim-modify-infeasible", "refuses the attributes of silver", step=step)
     lab.driver.chooser = None
     await modify(lab, "gone")
-    await lab.expect("pvc/data", "claim-modifier-missing", "'gone' does not exist", step="volumeattributesclass")
+    await lab.check_cause("pvc/data", "claim-modifier-missing", "'gone' does not exist", step="volumeattributesclass")
 
 
 async def test_a_deleted_claim_is_held_by_a_pod_then_by_a_finalizer(bound_lab):
@@ -104,9 +106,11 @@ async def test_a_deleted_claim_is_held_by_a_pod_then_by_a_finalizer(bound_lab):
     await lab.pod("web", "data", node="node-1")
     await lab.client.delete(PersistentVolumeClaim, "data", "default")
     step = "kubectl -n default delete pod web"
-    await lab.expect("pvc/data", "claim-deleting-in-use", "pod web still uses it", step=step)
+    await lab.check_cause("pvc/data", "claim-deleting-in-use", "pod web still uses it", step=step)
     await lab.client.delete(Pod, "web", "default", grace_s=0)
-    await lab.expect("pvc/data", "claim-deleting-finalizer", "example.com/mine holds it", step="get pvc data -o yaml")
+    await lab.check_cause(
+        "pvc/data", "claim-deleting-finalizer", "example.com/mine holds it", step="get pvc data -o yaml"
+    )
 
 
 async def test_nobody_releases_a_deleted_claim(lab):
@@ -115,7 +119,7 @@ async def test_nobody_releases_a_deleted_claim(lab):
     lab.sidecars("provisioner")
     await lab.bound("data", metadata={"finalizers": ["kubernetes.io/pvc-protection"]})
     await lab.client.delete(PersistentVolumeClaim, "data", "default")
-    await lab.expect(
+    await lab.check_cause(
         "pvc/data", "claim-deleting-unreleased", "the protection controller has not released it", step="kube-system"
     )
 
@@ -128,6 +132,8 @@ async def test_a_claim_and_its_pod_lose_the_volume(lab):
     await lab.node("node-1")
     await lab.client.patch(PersistentVolume, "pv-1", {"metadata": {"finalizers": None}})
     await lab.client.delete(PersistentVolume, "pv-1")
-    await lab.expect("pvc/data", "claim-lost", "its volume pv-1 does not exist any more", step="kubectl get pv pv-1")
+    await lab.check_cause(
+        "pvc/data", "claim-lost", "its volume pv-1 does not exist any more", step="kubectl get pv pv-1"
+    )
     await lab.pod("web", "data")
-    await lab.expect("pod/web", "pod-claim-lost", "claim data has lost its volume", last="claim-lost")
+    await lab.check_cause("pod/web", "pod-claim-lost", "claim data has lost its volume", last="claim-lost")

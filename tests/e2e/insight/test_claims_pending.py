@@ -18,18 +18,18 @@ def snapshot_source(name):
 async def test_a_volume_by_name_is_missing_taken_or_does_not_fit(lab):
     lab.control("binder")
     await lab.claim("a", "", volumeName="nowhere")
-    await lab.expect("pvc/a", "claim-volume-missing", "volume nowhere by name", step="kubectl get pv nowhere")
+    await lab.check_cause("pvc/a", "claim-volume-missing", "volume nowhere by name", step="kubectl get pv nowhere")
 
     await lab.volume("taken", claimRef=OTHER)
     await lab.claim("b", "", volumeName="taken")
-    story = await lab.expect(
+    story = await lab.check_cause(
         "pvc/b", "claim-volume-taken", "held by claim default/other", last="volume-released-retained"
     )
     assert "/spec/claimRef" in story.next_step
 
     await lab.volume("small", size="1Gi", volumeMode="Block")
     await lab.claim("c", "", size="5Gi", volumeName="small")
-    found = await lab.expect(
+    found = await lab.check_cause(
         "pvc/c", "claim-volume-mismatch", "capacity is 1Gi, the claim wants 5Gi", "volumeMode is Block"
     )
     assert found.next_step == "kubectl get pv small -o yaml"
@@ -39,21 +39,21 @@ async def test_the_class_is_missing_absent_or_cannot_provision(lab):
     lab.control("binder")
     await lab.storage_class("fast")
     await lab.claim("a", "gold")
-    await lab.expect(
+    await lab.check_cause(
         "pvc/a", "claim-class-missing", "'gold' does not exist (there is: fast)", step="kubectl get storageclass"
     )
 
     await lab.claim("b", None)
-    await lab.expect("pvc/b", "claim-class-none", "no class is the default", step="kubectl annotate storageclass")
+    await lab.check_cause("pvc/b", "claim-class-none", "no class is the default", step="kubectl annotate storageclass")
 
     await lab.volume("free", size="2Gi", accessModes=["ReadOnlyMany"])
     await lab.claim("c", "", size="5Gi")
-    story = await lab.expect("pvc/c", "claim-static-no-match", "its class is empty", step="kubectl get pv")
+    story = await lab.check_cause("pvc/c", "claim-static-no-match", "its class is empty", step="kubectl get pv")
     assert "free: capacity is 2Gi, the claim wants 5Gi; access modes are ReadOnlyMany" in story.evidence[0]
 
     await lab.storage_class("local", provisioner="kubernetes.io/no-provisioner")
     await lab.claim("d", "local")
-    await lab.expect("pvc/d", "claim-static-no-match", "class local has no provisioner")
+    await lab.check_cause("pvc/d", "claim-static-no-match", "class local has no provisioner")
 
 
 async def test_the_default_class_that_counts_does_not_work(lab):
@@ -66,7 +66,7 @@ async def test_the_default_class_that_counts_does_not_work(lab):
     assert claim.spec.storage_class_name == "aa-broken"  # equally new: the first name
     words = ("are all marked as the default", "driver gone.example.com of class aa-broken is not installed")
     step = "kubectl annotate storageclass aa-broken storageclass.kubernetes.io/is-default-class-"
-    await lab.expect("pvc/data", "claim-default-ambiguous", *words, step=step)
+    await lab.check_cause("pvc/data", "claim-default-ambiguous", *words, step=step)
 
 
 async def test_the_source_is_missing_unfinished_or_too_large(lab):
@@ -74,22 +74,22 @@ async def test_the_source_is_missing_unfinished_or_too_large(lab):
     await lab.csi_driver()
     await lab.storage_class("fast")
     await lab.claim("a", **snapshot_source("gone"))
-    await lab.expect("pvc/a", "claim-source-snapshot-missing", "snapshot gone", step="get volumesnapshot")
+    await lab.check_cause("pvc/a", "claim-source-snapshot-missing", "snapshot gone", step="get volumesnapshot")
 
     await lab.snapshot("early", claim="x")
     await lab.claim("b", **snapshot_source("early"))
-    await lab.expect("pvc/b", "claim-source-snapshot-not-ready", "snapshot early", last="snapshot-class-missing")
+    await lab.check_cause("pvc/b", "claim-source-snapshot-not-ready", "snapshot early", last="snapshot-class-missing")
 
     await lab.claim("c", **source("PersistentVolumeClaim", "gone"))
-    await lab.expect("pvc/c", "claim-source-claim-missing", "claim gone", step="kubectl -n default get pvc")
+    await lab.check_cause("pvc/c", "claim-source-claim-missing", "claim gone", step="kubectl -n default get pvc")
 
     await lab.claim("origin", "missing")
     await lab.claim("d", **source("PersistentVolumeClaim", "origin"))
-    await lab.expect("pvc/d", "claim-source-claim-not-bound", "claim origin", last="claim-class-missing")
+    await lab.check_cause("pvc/d", "claim-source-claim-not-bound", "claim origin", last="claim-class-missing")
 
     reference = {"dataSourceRef": {"apiGroup": "example.com", "kind": "Backup", "name": "monday"}}
     await lab.claim("e", **reference)
-    await lab.expect("pvc/e", "claim-populator-missing", "Backup monday", step="kubectl get volumepopulators")
+    await lab.check_cause("pvc/e", "claim-populator-missing", "Backup monday", step="kubectl get volumepopulators")
 
 
 async def test_a_clone_is_smaller_than_its_source_or_of_another_driver(lab):
@@ -98,13 +98,13 @@ async def test_a_clone_is_smaller_than_its_source_or_of_another_driver(lab):
     await lab.storage_class("fast")
     await lab.bound("origin", size="2Gi")
     await lab.claim("a", size="1Gi", **source("PersistentVolumeClaim", "origin"))
-    await lab.expect(
+    await lab.check_cause(
         "pvc/a", "claim-source-too-large", "asks for 1Gi, and its source origin has 2Gi", step="at least 2Gi"
     )
 
     await lab.storage_class("foreign", provisioner="other.example.com")
     await lab.claim("b", "foreign", size="2Gi", **source("PersistentVolumeClaim", "origin"))
-    await lab.expect("pvc/b", "claim-source-driver-differs", f"of driver {lab.driver.name}", "other.example.com")
+    await lab.check_cause("pvc/b", "claim-source-driver-differs", f"of driver {lab.driver.name}", "other.example.com")
 
 
 async def test_the_source_is_on_its_way_out(lab):
@@ -117,12 +117,12 @@ async def test_the_source_is_on_its_way_out(lab):
     await lab.until(VolumeSnapshot, "snap", lambda snap: snap.status is not None and snap.status.ready_to_use)
     lab.refuse("CreateVolume", "INTERNAL")
     await lab.claim("copy", **snapshot_source("snap"))
-    await lab.expect("pvc/copy", "claim-provisioning-fails", "as the script says")
+    await lab.check_cause("pvc/copy", "claim-provisioning-fails", "as the script says")
     await lab.client.delete(VolumeSnapshot, "snap", "default")
-    await lab.expect(
+    await lab.check_cause(
         "pvc/copy", "claim-source-deleting", "its source snap is being deleted", step="get volumesnapshot snap"
     )
-    await lab.expect(
+    await lab.check_cause(
         "snapshot/snap", "snapshot-deleting-source", "claim copy is being restored", last="claim-source-deleting"
     )
 
@@ -131,10 +131,12 @@ async def test_the_class_waits_for_a_pod_that_the_scheduler_places(lab):
     lab.control("binder")
     await lab.storage_class("late", late=True)
     await lab.claim("data", "late")
-    await lab.expect("pvc/data", "claim-first-consumer-no-pod", "no pod does", step="create a pod that uses claim data")
+    await lab.check_cause(
+        "pvc/data", "claim-first-consumer-no-pod", "no pod does", step="create a pod that uses claim data"
+    )
 
     await lab.pod("waits", "data")
-    story = await lab.expect(
+    story = await lab.check_cause(
         "pvc/data", "claim-first-consumer-unscheduled", "pod waits", last="pod-scheduler-not-running"
     )
     assert [link.object for link in story.chain] == ["pvc/data", "pod/waits"]
@@ -142,37 +144,39 @@ async def test_the_class_waits_for_a_pod_that_the_scheduler_places(lab):
     await lab.node("node-1")
     await lab.pod("pinned", "data", node="node-1")
     words = "pod pinned sets nodeName: node-1"
-    await lab.expect(
+    await lab.check_cause(
         "pvc/data", "claim-first-consumer-node-name", words, step="nodeSelector kubernetes.io/hostname: node-1"
     )
-    await lab.expect("pod/pinned", "pod-node-name-late-binding", "claim data", last="claim-first-consumer-node-name")
+    await lab.check_cause(
+        "pod/pinned", "pod-node-name-late-binding", "claim data", last="claim-first-consumer-node-name"
+    )
 
 
 async def test_the_driver_or_its_provisioner_is_not_there(lab):
     await lab.storage_class("fast")
     await lab.claim("data")
-    await lab.expect(
+    await lab.check_cause(
         "pvc/data", "claim-driver-not-installed", "installed: none", step="kubectl get csidrivers,csinodes"
     )
     await lab.csi_driver()
-    await lab.expect("pvc/data", "claim-binder-not-running", "nothing has happened", step="kube-system")
+    await lab.check_cause("pvc/data", "claim-binder-not-running", "nothing has happened", step="kube-system")
     lab.control("binder")
-    await lab.expect(
+    await lab.check_cause(
         "pvc/data", "claim-provisioner-not-running", f"provisioner of {lab.driver.name}", step="provisioner"
     )
     await lab.lease("test-csi-moorage-dev")
-    await lab.expect(
+    await lab.check_cause(
         "pvc/data", "claim-provisioner-not-leading", "held by host-0", step="get lease test-csi-moorage-dev"
     )
     lab.sidecars("provisioner")
-    await lab.well("pvc/data")
+    await lab.check_well("pvc/data")
 
 
 async def test_a_provisioner_of_no_component_is_named(lab):
     lab.control("binder")
     await lab.storage_class("old", provisioner="kubernetes.io/glusterfs")
     await lab.claim("data", "old")
-    await lab.expect("pvc/data", "claim-driver-not-installed", "driver kubernetes.io/glusterfs")
+    await lab.check_cause("pvc/data", "claim-driver-not-installed", "driver kubernetes.io/glusterfs")
 
 
 async def test_a_secret_of_the_class_is_missing(lab):
@@ -183,7 +187,9 @@ async def test_a_secret_of_the_class_is_missing(lab):
     await lab.storage_class("fast", parameters={f"{prefix}-name": "key", f"{prefix}-namespace": "kube-system"})
     await lab.claim("data")
     step = "kubectl -n kube-system get secret key"
-    await lab.expect("pvc/data", "claim-secret-missing", "secret kube-system/key, which class fast names", step=step)
+    await lab.check_cause(
+        "pvc/data", "claim-secret-missing", "secret kube-system/key, which class fast names", step=step
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,7 @@ async def test_the_driver_fails_to_make_the_volume(lab, code, cause, words, step
     lab.sidecars("provisioner")
     await lab.storage_class("fast")
     await lab.claim("data")
-    await lab.expect("pvc/data", cause, words, step=step, evidence=f"{code}: as the script says")
+    await lab.check_cause("pvc/data", cause, words, step=step, evidence=f"{code}: as the script says")
 
 
 async def test_the_driver_lacks_a_capability(lab):
@@ -218,7 +224,7 @@ async def test_the_driver_lacks_a_capability(lab):
     await lab.storage_class("fast")
     await lab.bound("origin")
     await lab.claim("copy", **source("PersistentVolumeClaim", "origin"))
-    await lab.expect(
+    await lab.check_cause(
         "pvc/copy", "claim-driver-lacks-capability", "lacks the capability CLONE_VOLUME", step="get pvc copy"
     )
 
@@ -230,9 +236,9 @@ async def test_the_driver_is_at_work(lab):
     lab.sidecars("provisioner")
     await lab.storage_class("fast")
     await lab.claim("data")
-    await lab.expect("pvc/data", "claim-provisioning", f"provisioner of {lab.driver.name} is making its volume")
+    await lab.check_cause("pvc/data", "claim-provisioning", f"provisioner of {lab.driver.name} is making its volume")
     gate.set()
-    assert "used by no pod" in (await lab.well("pvc/data")).sentence
+    assert "used by no pod" in (await lab.check_well("pvc/data")).sentence
 
 
 async def test_the_attributes_class_is_missing(lab):
@@ -240,4 +246,6 @@ async def test_the_attributes_class_is_missing(lab):
     lab.sidecars("provisioner")
     await lab.storage_class("fast")
     await lab.claim("data", volumeAttributesClassName="gold")
-    await lab.expect("pvc/data", "claim-modifier-missing", "VolumeAttributesClass 'gold'", step="volumeattributesclass")
+    await lab.check_cause(
+        "pvc/data", "claim-modifier-missing", "VolumeAttributesClass 'gold'", step="volumeattributesclass"
+    )

@@ -27,7 +27,7 @@ def moorage(up):
 async def test_explain_tells_the_sentence_the_chain_the_evidence_and_the_step(stack, moorage):
     await stack.claim("data", "nowhere")
     await stack.pod("web", "data")
-    await stack.expect("pod/web", "pod-claim-pending", last="claim-class-missing", evidence="ProvisioningFailed")
+    await stack.check_cause("pod/web", "pod-claim-pending", last="claim-class-missing", evidence="ProvisioningFailed")
     code, text, _ = await asyncio.to_thread(moorage, "explain", "pod/web")
     assert code == 0
     assert text.startswith("pod/web: it waits for claim data to be bound — storage class 'nowhere' does not exist")
@@ -52,7 +52,7 @@ async def test_explain_tells_the_sentence_the_chain_the_evidence_and_the_step(st
 
 async def test_watch_ends_when_it_is_resolved(stack, up):
     await stack.claim("data", None, size="64Mi")
-    await stack.expect("pvc/data", "claim-first-consumer-no-pod")
+    await stack.check_cause("pvc/data", "claim-first-consumer-no-pod")
     command = [*MOORAGE, "explain", "pvc/data", "--watch", "--kubeconfig", str(up / "kubeconfig")]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert b"waits for the first pod" in await asyncio.wait_for(process.stdout.readline(), 60)
@@ -111,7 +111,7 @@ def test_an_api_server_that_cannot_be_reached(moorage, tmp_path, words):
 async def test_trace_tells_who_did_what_and_where_the_time_went(stack, moorage, tmp_path):
     await stack.claim("data", None, size="64Mi")
     await stack.pod("web", "data")
-    await stack.well("pod/web")
+    await stack.check_well("pod/web")
     file = tmp_path / "trace.json"
     code, text, error = await asyncio.to_thread(moorage, "trace", "pvc/data", "--perfetto", str(file))
     assert (code, error) == (0, "")
@@ -161,9 +161,9 @@ def check_perfetto(document):
 
 async def test_trace_of_a_snapshot_and_of_logs_that_are_not_there(stack, moorage):
     await stack.claim("data", "moorage-immediate", size="64Mi")
-    await stack.well("pvc/data")
+    await stack.check_well("pvc/data")
     await stack.snapshot("snap", cls=None)
-    await stack.well("snapshot/snap")
+    await stack.check_well("snapshot/snap")
     code, text, _ = await asyncio.to_thread(moorage, "trace", "snapshot/snap")
     assert code == 0
     assert text.index("CreateSnapshot OK") < text.index("SnapshotReady")

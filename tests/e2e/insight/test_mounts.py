@@ -29,21 +29,23 @@ async def remove_pod(stack, name):
 
 async def test_a_secret_or_config_map_of_the_pod_is_missing(stack):
     await stack.pod("a", volumes=[{"name": "x", "secret": {"secretName": "gone"}}])
-    await stack.expect(
+    await stack.check_cause(
         "pod/a", "pod-secret-missing", "a secret that it needs does not exist", step="kubectl get secrets -A"
     )
     await stack.pod("b", volumes=[{"name": "x", "configMap": {"name": "gone"}}])
-    await stack.expect("pod/b", "pod-configmap-missing", "a config map that it needs", step="get configmaps")
+    await stack.check_cause("pod/b", "pod-configmap-missing", "a config map that it needs", step="get configmaps")
 
 
 async def test_a_container_has_no_image_cannot_be_made_or_fails(stack):
     await stack.pod("a", **container(image="nginx:1"))
-    await stack.expect("pod/a", "pod-image", "container main has no image", step="describe pod a")
+    await stack.check_cause("pod/a", "pod-image", "container main has no image", step="describe pod a")
     key = {"secretKeyRef": {"name": "gone", "key": "k"}}
     await stack.pod("b", **container(env=[{"name": "K", "valueFrom": key}]))
-    await stack.expect("pod/b", "pod-container-config", "container main cannot be made", step="describe pod b")
+    await stack.check_cause("pod/b", "pod-container-config", "container main cannot be made", step="describe pod b")
     await stack.pod("c", **container(command=["false"]))
-    await stack.expect("pod/c", "pod-crashing", "container main ends with code 1", step="logs c -c main --previous")
+    await stack.check_cause(
+        "pod/c", "pod-crashing", "container main ends with code 1", step="logs c -c main --previous"
+    )
 
 
 async def test_the_kernel_refuses_the_mount_options(stack):
@@ -52,7 +54,7 @@ async def test_the_kernel_refuses_the_mount_options(stack):
         await stack.client.create(StorageClass, body)
     await stack.claim("data", "odd", size="64Mi")
     await stack.pod("web", "data")
-    await stack.expect("pod/web", "pod-mount-option-refused", "with nonsense=1 is refused", step="mountOptions")
+    await stack.check_cause("pod/web", "pod-mount-option-refused", "with nonsense=1 is refused", step="mountOptions")
 
 
 async def test_the_volume_is_unknown_to_the_driver(stack):
@@ -63,7 +65,7 @@ async def test_the_volume_is_unknown_to_the_driver(stack):
     await stack.volume("ghost", csi=source, claimRef=reference, nodeAffinity=where)
     await stack.claim("data", "")
     await stack.pod("web", "data")
-    await stack.expect("pod/web", "pod-mount-fails", "nobody-knows-it", step="describe pod web")
+    await stack.check_cause("pod/web", "pod-mount-fails", "nobody-knows-it", step="describe pod web")
 
 
 async def test_the_filesystem_is_damaged_or_gone(stack, up):
@@ -86,11 +88,11 @@ async def test_the_filesystem_is_damaged_or_gone(stack, up):
         ]
         spoil(image)
     await stack.pod("damaged-2", "damaged")
-    await stack.expect(
+    await stack.check_cause(
         "pod/damaged-2", "pod-filesystem-damaged", "filesystem needs repair", step="describe pod damaged-2"
     )
     await stack.pod("blank-2", "blank")
-    await stack.expect("pod/blank-2", "pod-format-failed", "could not be formatted", step="describe pod blank-2")
+    await stack.check_cause("pod/blank-2", "pod-format-failed", "could not be formatted", step="describe pod blank-2")
 
 
 def spoil_tables(image):

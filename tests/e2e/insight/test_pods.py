@@ -40,15 +40,15 @@ async def bound_statically(lab, name="data", **spec):
 
 async def test_claims_of_the_pod_are_missing_or_foreign(lab):
     await lab.pod("a", "nowhere")
-    await lab.expect(
+    await lab.check_cause(
         "pod/a", "pod-claim-missing", "claim nowhere, which does not exist", step="kubectl -n default get pvc"
     )
     await lab.pod("b", **ephemeral("tmp"))
-    await lab.expect("pod/b", "pod-ephemeral-claim-missing", "claim b-tmp", step="get events")
+    await lab.check_cause("pod/b", "pod-ephemeral-claim-missing", "claim b-tmp", step="get events")
     await lab.claim("c-tmp", "fast")
     await lab.pod("c", **ephemeral("tmp"))
     lab.control("ephemeral")
-    story = await lab.expect("pod/c", "pod-ephemeral-claim-foreign", "claim c-tmp", step="get pvc c-tmp")
+    story = await lab.check_cause("pod/c", "pod-ephemeral-claim-foreign", "claim c-tmp", step="get pvc c-tmp")
     assert story.chain[0].state == "Pending"
 
 
@@ -57,13 +57,13 @@ async def test_a_claim_of_the_pod_is_not_bound_or_on_its_way_out(lab):
     await lab.node("node-1")
     await lab.claim("a", "missing")
     await lab.pod("a", "a")
-    await lab.expect("pod/a", "pod-claim-pending", "waits for claim a to be bound", last="claim-class-missing")
+    await lab.check_cause("pod/a", "pod-claim-pending", "waits for claim a to be bound", last="claim-class-missing")
     await bound_statically(lab, "b")
     await lab.pod("holder", "b", node="node-1")
     await lab.client.delete(PersistentVolumeClaim, "b", "default")
     await lab.until(PersistentVolumeClaim, "b", lambda claim: claim.is_deleting)
     await lab.pod("b", "b")
-    await lab.expect("pod/b", "pod-claim-deleting", "claim b is being deleted", last="claim-deleting-in-use")
+    await lab.check_cause("pod/b", "pod-claim-deleting", "claim b is being deleted", last="claim-deleting-in-use")
 
 
 async def test_one_pod_has_the_claim_for_itself(lab):
@@ -72,17 +72,21 @@ async def test_one_pod_has_the_claim_for_itself(lab):
     await bound_statically(lab, accessModes=["ReadWriteOncePod"])
     await lab.pod("first", "data", node="node-1")
     await lab.pod("second", "data")
-    await lab.expect("pod/second", "pod-rwop-conflict", "pod first has it", step="kubectl -n default delete pod first")
+    await lab.check_cause(
+        "pod/second", "pod-rwop-conflict", "pod first has it", step="kubectl -n default delete pod first"
+    )
 
 
 async def test_no_node_fits_and_why_for_each(lab):
     await lab.pod("web")
-    await lab.expect("pod/web", "pod-scheduler-not-running", "schedulerName is default-scheduler", step="kube-system")
+    await lab.check_cause(
+        "pod/web", "pod-scheduler-not-running", "schedulerName is default-scheduler", step="kube-system"
+    )
     lab.control("scheduler")
     await lab.node("node-1")
     await lab.client.patch(Node, "node-1", {"spec": {"unschedulable": True}})
     await lab.pod("picky", nodeSelector={"disk": "fast"})
-    story = await lab.expect("pod/picky", "pod-no-node-fits", "0/1 nodes are available", step="describe pod picky")
+    story = await lab.check_cause("pod/picky", "pod-no-node-fits", "0/1 nodes are available", step="describe pod picky")
     assert story.evidence == ["node-1: ready, cordoned"]
 
 
@@ -92,15 +96,15 @@ async def test_the_volume_is_where_the_pod_cannot_be(lab):
     await lab.node("node-2")
     await bound_statically(lab, **on("node-1"))
     await lab.pod("a", "data", nodeSelector={"kubernetes.io/hostname": "node-2"})
-    await lab.expect(
+    await lab.check_cause(
         "pod/a", "pod-volume-elsewhere", "from node-1 only, where the pod may not run", step="nodeAffinity"
     )
     await lab.client.patch(Node, "node-1", {"spec": {"unschedulable": True}})
     await lab.pod("b", "data")
-    await lab.expect("pod/b", "pod-volume-elsewhere", "from node-1 only, which cannot take pods now")
+    await lab.check_cause("pod/b", "pod-volume-elsewhere", "from node-1 only, which cannot take pods now")
     await lab.client.delete(Node, "node-1")
-    await lab.expect("pv/pv-data", "volume-node-gone", "only from node-1", step="kubectl get nodes")
-    await lab.expect("pod/b", "pod-volume-elsewhere", "from no node that exists")
+    await lab.check_cause("pv/pv-data", "volume-node-gone", "only from node-1", step="kubectl get nodes")
+    await lab.check_cause("pod/b", "pod-volume-elsewhere", "from no node that exists")
 
 
 async def test_no_node_has_room_or_takes_more_volumes(lab):
@@ -113,27 +117,29 @@ async def test_no_node_has_room_or_takes_more_volumes(lab):
     await lab.client.create(CSIStorageCapacity, body, "default")
     await lab.claim("big", "late", size="1Gi")
     await lab.pod("big", "big")
-    await lab.expect("pod/big", "pod-no-capacity", "no node has enough free storage", step="csistoragecapacities")
+    await lab.check_cause("pod/big", "pod-no-capacity", "no node has enough free storage", step="csistoragecapacities")
     await bound_statically(lab, "one")
     await bound_statically(lab, "two")
     await lab.pod("first", "one", node="node-1")
     await lab.pod("second", "two")
-    await lab.expect("pod/second", "pod-attach-limit", "no node can take another volume", step="kubectl get csinodes")
+    await lab.check_cause(
+        "pod/second", "pod-attach-limit", "no node can take another volume", step="kubectl get csinodes"
+    )
 
 
 async def test_the_node_of_the_pod_is_gone_or_not_ready(lab):
     await lab.pod("a", node="node-9")
-    await lab.expect("pod/a", "pod-node-gone", "node-9 does not exist", step="delete pod a --force")
+    await lab.check_cause("pod/a", "pod-node-gone", "node-9 does not exist", step="delete pod a --force")
     await lab.node("node-1", ready=False)
     await lab.pod("b", node="node-1")
-    await lab.expect(
+    await lab.check_cause(
         "pod/b", "pod-node-not-ready", "node node-1 is not ready", last="node-not-ready", step="describe node"
     )
     await lab.set_ready("node-1", True)
-    await lab.expect("pod/b", "pod-starting", "node node-1 is mounting", step="describe pod b")
+    await lab.check_cause("pod/b", "pod-starting", "node node-1 is mounting", step="describe pod b")
     await lab.client.patch(Pod, "b", {"metadata": {"finalizers": ["example.com/mine"]}}, "default")
     await lab.client.delete(Pod, "b", "default")
-    await lab.expect("pod/b", "pod-deleting", "finalizer example.com/mine holds it")
+    await lab.check_cause("pod/b", "pod-deleting", "finalizer example.com/mine holds it")
 
 
 async def test_attaching_has_not_begun_waits_fails_and_is_held_elsewhere(lab):
@@ -145,34 +151,34 @@ async def test_attaching_has_not_begun_waits_fails_and_is_held_elsewhere(lab):
     lab.sidecars("provisioner")
     claim = await lab.bound("data")
     await lab.pod("web", "data", node="node-1")
-    await lab.expect(
+    await lab.check_cause(
         "pod/web", "pod-attach-not-begun", "has not been attached to node-1", step="kubectl get volumeattachments"
     )
     lab.control("attachdetach")
     words = f"waits for volume {claim.spec.volume_name} to be attached to node-1"
-    story = await lab.expect("pod/web", "pod-attaching", words, last="attachment-attacher-not-running")
+    story = await lab.check_cause("pod/web", "pod-attaching", words, last="attachment-attacher-not-running")
     attachment = story.chain[1].object
     await lab.lease("external-attacher-leader-test-csi-moorage-dev")
-    await lab.expect(attachment, "attachment-attacher-not-running", "whose lease has run out", step="attacher")
+    await lab.check_cause(attachment, "attachment-attacher-not-running", "whose lease has run out", step="attacher")
     lab.refuse("ControllerPublishVolume", "INTERNAL")
     lab.sidecars("attacher")
-    await lab.expect(
+    await lab.check_cause(
         "pod/web", "attachment-attach-fails", "attaching to node-1 fails: ", "as the script says", step="yaml"
     )
     lab.driver.chooser = None
-    await lab.expect("pod/web", "pod-starting")
-    assert "attached to node-1" in (await lab.well(attachment)).sentence
+    await lab.check_cause("pod/web", "pod-starting")
+    assert "attached to node-1" in (await lab.check_well(attachment)).sentence
 
     await lab.pod("rival", "data", node="node-2")
     words = f"volume {claim.spec.volume_name} is still attached to node node-1 and used by pod web"
     step, evidence = "kubectl -n default delete pod web", "already used by pod(s) web"
-    await lab.expect("pod/rival", "pod-multi-attach", words, step=step, evidence=evidence)
+    await lab.check_cause("pod/rival", "pod-multi-attach", words, step=step, evidence=evidence)
 
     unique = f"kubernetes.io/csi/{lab.driver.name}^{await handle(lab, claim)}"
     await lab.client.patch(Node, "node-1", {"status": {"volumesInUse": [unique]}}, subresource="status")
     await lab.set_ready("node-1", False)
     words = "last said that it uses the volume"
-    story = await lab.expect(
+    story = await lab.check_cause(
         "pod/rival", "attachment-node-not-ready", words, last="node-not-ready", step="describe node node-1"
     )
     assert [link.cause for link in story.chain] == ["pod-multi-attach", "attachment-node-not-ready", "node-not-ready"]
@@ -187,13 +193,13 @@ async def test_the_driver_is_not_on_the_node_or_takes_no_inline_volumes(lab):
     await lab.csi_driver(volumeLifecycleModes=["Persistent"])
     await lab.node("node-1")
     await lab.pod("inline", node="node-1", volumes=[{"name": "x", "csi": {"driver": lab.driver.name}}])
-    await lab.expect(
+    await lab.check_cause(
         "pod/inline", "pod-inline-not-allowed", "does not take inline volumes (volume x)", step="kubectl get csidriver"
     )
     await bound_statically(lab)
     await lab.client.patch(CSINode, "node-1", {"spec": {"drivers": []}})
     await lab.pod("web", "data", node="node-1")
-    await lab.expect(
+    await lab.check_cause(
         "pod/web", "pod-driver-not-registered", f"driver {lab.driver.name} is not registered on node node-1"
     )
 
@@ -204,9 +210,11 @@ async def test_an_attachment_without_its_volume_or_node(lab, is_there):
     await lab.client.create(VolumeAttachment, {"metadata": {"name": "va"}, "spec": spec})
     if is_there:
         await lab.node("node-1")
-        await lab.expect("va/va", "attachment-volume-gone", "volume pv-9 does not exist", step="kubectl get pv pv-9")
+        await lab.check_cause(
+            "va/va", "attachment-volume-gone", "volume pv-9 does not exist", step="kubectl get pv pv-9"
+        )
     else:
-        await lab.expect("va/va", "attachment-node-gone", "node node-1 does not exist", step="kubectl get nodes")
+        await lab.check_cause("va/va", "attachment-node-gone", "node node-1 does not exist", step="kubectl get nodes")
 
 
 async def test_detaching_waits_fails_and_the_driver_leaves_the_node(lab):
@@ -217,13 +225,13 @@ async def test_detaching_waits_fails_and_the_driver_leaves_the_node(lab):
     meta = {"name": "va", "finalizers": [finalizer]}
     await lab.client.create(VolumeAttachment, {"metadata": meta, "spec": spec})
     await lab.client.patch(CSINode, "node-1", {"spec": {"drivers": []}})
-    await lab.expect(
+    await lab.check_cause(
         "va/va", "attachment-driver-not-on-node", "not registered on node node-1", step="get csinode node-1"
     )
     drivers = [{"name": lab.driver.name, "nodeID": "node-1", "topologyKeys": []}]
     await lab.client.patch(CSINode, "node-1", {"spec": {"drivers": drivers}})
     await lab.client.delete(VolumeAttachment, "va")
-    await lab.expect("va/va", "attachment-detach-waits", "being detached from node-1", step="attacher")
+    await lab.check_cause("va/va", "attachment-detach-waits", "being detached from node-1", step="attacher")
     lab.refuse("ControllerUnpublishVolume", "INTERNAL")
     lab.sidecars("attacher")
-    await lab.expect("va/va", "attachment-detach-fails", "detaching from node-1 fails: ", "as the script says")
+    await lab.check_cause("va/va", "attachment-detach-fails", "detaching from node-1 fails: ", "as the script says")
