@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorage.host.errors import HostError, host_error
@@ -112,13 +112,20 @@ def find(backing: str | Path) -> list[LoopDevice]:
 
 def attached(below: str | Path | None = None) -> list[LoopDevice]:
     """Every attached loop device, or those whose file lies below a directory (deleted files too)."""
-    prefix = None if below is None else os.fsencode(os.path.realpath(below)).rstrip(b"/") + b"/"
     found = []
     for number, text in _attached_numbers():
-        if prefix is None or text.startswith(prefix):
-            with contextlib.suppress(HostError):  # detached in the meantime
+        with contextlib.suppress(HostError):  # detached in the meantime
+            if below is None:
                 found.append(at(number))
+            elif (path := _path_below(number, text, below)) is not None:
+                found.append(replace(at(number), backing_file=path))
     return found
+
+
+def is_below(number: int, directory: str | Path) -> bool:
+    """Whether the file of this loop device lies below a directory."""
+    text = _backing_of(number)
+    return text is not None and _path_below(number, text, directory) is not None
 
 
 def at(device: int | str | Path) -> LoopDevice:
@@ -309,6 +316,27 @@ def _attached_numbers() -> Iterator[tuple[int, bytes]]:
         text = _backing_of(number)
         if text is not None:
             yield number, text
+
+
+def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
+    """The device's file as a path below a directory; None when it is elsewhere.
+
+    The kernel tells the path in the mount through which the file was opened. When that was a container's, and the
+    container is gone, the path begins at the root of that mount: some end of it leads to the file from here.
+    """
+    base, plain = os.path.realpath(directory), os.fsdecode(text.removesuffix(b" (deleted)"))
+    if plain.startswith(f"{base.rstrip('/')}/"):
+        return plain
+    parts = plain.strip("/").split("/")
+    for at_part in range(len(parts)):
+        path = os.path.join(base, *parts[at_part:])
+        try:
+            seen = os.stat(path)
+        except OSError:
+            continue
+        if (seen.st_dev, seen.st_ino) == _inode_of(number):
+            return path
+    return None
 
 
 def _backing_of(number: int) -> bytes | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.host import loop, mountinfo, mounts
-from moorage.host.errors import HostError
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.plugin.iolimits import IoLimits
@@ -119,11 +118,7 @@ def is_ours(mount: Mount, volume_id: str, pools: Sequence[Path]) -> bool:
     """Whether a mount shows something of our pools, also when the volume itself is known no more."""
     number = loop_number_behind(mount)
     if number is not None:
-        try:
-            backing = loop.at(number).backing_file
-        except HostError:
-            return False
-        return any(backing.startswith(f"{os.path.realpath(pool)}/") for pool in pools)
+        return any(loop.is_below(number, pool) for pool in pools)
     return bool(volume_id) and volume_id in mount.root.split("/")
 
 
