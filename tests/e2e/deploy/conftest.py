@@ -1,5 +1,6 @@
 """The image's root filesystem, made once for all tests and kept for the next run, and a stage for the manifests."""
 
+import fcntl
 import hashlib
 import io
 import json
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,9 +33,29 @@ def _digest_of_inputs() -> str:
     return digest.hexdigest()[:16]
 
 
+@contextmanager
+def _one_at_a_time(what: str) -> Iterator[None]:
+    """Held against other processes of this test run, and other runs on this machine."""
+    with open(Path(tempfile.gettempdir()) / f"moorage-deploy-{what}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone_on_this_machine() -> Iterator[None]:
+    """The manifests name fixed ports, so only one file of these tests runs at a time."""
+    with _one_at_a_time("ports"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def image_archive() -> Path:
     """What `make image` makes; built when its inputs have changed. MOORAGE_IMAGE names another to be tested."""
+    with _one_at_a_time("image"):
+        return _image_archive()
+
+
+def _image_archive() -> Path:
     if given := os.environ.get("MOORAGE_IMAGE"):
         return Path(given)
     if os.geteuid() != 0:
