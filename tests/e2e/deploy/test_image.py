@@ -81,7 +81,7 @@ def plugin_in_image(rootfs, short_path):
         "group": 0,
         "no_new_privileges": False,
         "read_only_root": True,
-        "own_network": True,
+        "relay_port": 0,
         "argv": ["/usr/bin/moorage", "plugin", f"--endpoint={endpoint}", "--node-id=n", "--pool=/pool"],
         "env": {"PATH": "/nowhere"},  # the plugin knows where its tools are
     }

@@ -1,12 +1,16 @@
-"""Become one container, as a runtime would start it: a root of its own, its mounts, its powers; then the program.
+"""Become one container, as a runtime would start it: root, mounts, network and powers of its own; then the program.
 
 Run as a program with one JSON argument. A mount with "propagation": "Bidirectional" stays a peer of the host's, as
-Kubernetes promises; everything else is private to this process.
+Kubernetes promises; everything else is private to this process. Of the host's network only the API server's port can be
+reached, and only where `relay_port` asks for it.
 """
 
+import asyncio
+import contextlib
 import ctypes
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +26,11 @@ CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "SETFCA
 def main() -> None:
     spec = json.loads(sys.argv[1])
     checked(LIBC.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "die with the test")
-    checked(LIBC.unshare(CLONE_NEWNS | CLONE_NEWIPC | (CLONE_NEWNET if spec["own_network"] else 0)), "unshare")
-    if spec["own_network"]:
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    outside = start_relay(spec["relay_port"]) if spec["relay_port"] else None
+    checked(LIBC.unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET), "unshare")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    if outside is not None:
+        hand_listener(outside, spec["relay_port"])
     make_private([m["source"] for m in spec["mounts"] if m["propagation"] == "Bidirectional"])
     root = spec["root"]
     mount("overlay", root, "overlay", 0, f"lowerdir={spec['image']},upperdir={spec['upper']},workdir={spec['work']}")
@@ -36,6 +42,39 @@ def main() -> None:
     pivot(root)
     become(spec)
     os.execve(spec["argv"][0], spec["argv"], spec["env"])
+
+
+def start_relay(port: int) -> socket.socket:
+    """A child in the host's network, which connects who comes to the listener that it is handed with `port` here."""
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        return ours
+    ours.close()
+    checked(LIBC.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "die with the container")
+    _, (descriptor,), _, _ = socket.recv_fds(theirs, 1, 1)
+    asyncio.run(relay(socket.socket(fileno=descriptor), port))
+    os._exit(0)
+
+
+def hand_listener(outside: socket.socket, port: int) -> None:
+    with outside, socket.create_server(("127.0.0.1", port)) as listener:
+        socket.send_fds(outside, [b"x"], [listener.fileno()])
+
+
+async def relay(listener: socket.socket, port: int) -> None:
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, requests), pump(answers, writer))
+
+    await (await asyncio.start_server(connected, sock=listener)).serve_forever()
 
 
 def make_private(shared: list[str]) -> None:

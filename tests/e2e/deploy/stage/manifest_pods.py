@@ -47,7 +47,7 @@ class Container:
             **self._powers(),
             "image": str(self._pod.image),
             "mounts": [self._mount(mount) for mount in self.spec.get("volumeMounts", [])],
-            "own_network": not self._has_account(),
+            "relay_port": int(self._pod.api_address.rpartition(":")[2]) if self._has_account() else 0,
             "argv": ["/usr/bin/moorage", *(self._expanded(word) for word in self.spec["args"])],
             "env": self.environment(),
         }
