@@ -51,18 +51,20 @@ def start_relay(port: int) -> socket.socket:
         theirs.close()
         return ours
     ours.close()
-    checked(LIBC.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "die with the container")
-    _, (descriptor,), _, _ = socket.recv_fds(theirs, 1, 1)
-    asyncio.run(relay(socket.socket(fileno=descriptor), port))
+    _, descriptors, _, _ = socket.recv_fds(theirs, 1, 1)
+    if descriptors:
+        asyncio.run(relay(socket.socket(fileno=descriptors[0]), port, theirs))
     os._exit(0)
 
 
 def hand_listener(outside: socket.socket, port: int) -> None:
-    with outside, socket.create_server(("127.0.0.1", port)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         socket.send_fds(outside, [b"x"], [listener.fileno()])
+    outside.set_inheritable(True)  # the program holds it, so the relay learns when it ends
+    outside.detach()
 
 
-async def relay(listener: socket.socket, port: int) -> None:
+async def relay(listener: socket.socket, port: int, container: socket.socket) -> None:
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
@@ -74,7 +76,9 @@ async def relay(listener: socket.socket, port: int) -> None:
         answers, requests = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(pump(reader, requests), pump(answers, writer))
 
-    await (await asyncio.start_server(connected, sock=listener)).serve_forever()
+    await asyncio.start_server(connected, sock=listener)
+    container.setblocking(False)
+    await asyncio.get_running_loop().sock_recv(container, 1)  # nothing comes but the end
 
 
 def make_private(shared: list[str]) -> None:
