@@ -8,6 +8,7 @@ Start reading at: `mount`, `bind`, `unmount`.
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,8 @@ _PER_MOUNT = (
     | MS_STRICTATIME
     | MS_NOSYMFOLLOW
 )
+# A process between its fork and its exec holds every file that is open here; such a moment passes.
+_BUSY_PAUSES_S = (0.01, 0.03, 0.1, 0.3)
 _CORRUPT = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.EUCLEAN, errno.ESHUTDOWN}
 
 
@@ -148,12 +151,16 @@ def make_private(target: str | Path) -> None:
 def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> bool:
     """Take away the top mount at `target`; False says that nothing was mounted there."""
     flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
-    try:
-        libc.umount2(os.fspath(target), flags)
-    except OSError as failed:
-        if failed.errno in (errno.EINVAL, errno.ENOENT) and mount_at(target) is None:
-            return False
-        raise host_error("unmount", target, failed) from failed
+    for pause_s in (*_BUSY_PAUSES_S, None):
+        try:
+            libc.umount2(os.fspath(target), flags)
+            return True
+        except OSError as failed:
+            if failed.errno in (errno.EINVAL, errno.ENOENT) and mount_at(target) is None:
+                return False
+            if failed.errno != errno.EBUSY or pause_s is None:
+                raise host_error("unmount", target, failed) from failed
+        time.sleep(pause_s)
     return True
 
 
