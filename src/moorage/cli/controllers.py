@@ -11,6 +11,7 @@ from moorage.controllers.context import ControllerOptions
 from moorage.controllers.run import CONTROLLERS, LeaseOptions, Settings, chosen, run
 from moorage.kube.client import Client
 from moorage.kube.config import load
+from moorage.kube.endpoint import address_from
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -38,6 +39,10 @@ def controllers(
     pvclaimbinder_sync_period: Annotated[
         float, typer.Option(help="Seconds between looks at claims and volumes that are not at rest.", min=0.1)
     ] = 15.0,
+    http_endpoint: Annotated[
+        str, typer.Option(help="Address for /metrics and /healthz, as :8080 or 127.0.0.1:8080; empty is none.")
+    ] = "",
+    metrics_path: Annotated[str, typer.Option(help="Where metrics are, at that address.")] = "/metrics",
     enable_distributed_snapshotting: Annotated[
         bool,
         typer.Option(
@@ -59,7 +64,9 @@ def controllers(
         renew_s=leader_election_renew_deadline,
         retry_s=leader_election_retry_period,
     )
-    settings = Settings(tuple(names or ()), options, lease)
+    if http_endpoint:
+        address_from(http_endpoint)
+    settings = Settings(tuple(names or ()), options, lease, http_endpoint, metrics_path)
     uvloop.run(_until_stopped(kubeconfig, kube_api_qps, kube_api_burst, settings))
 
 

@@ -1,6 +1,6 @@
 """The cluster-side controllers, by name: which there are, and running some of them until asked to stop.
 
-Owns: the table of names, and the informers, recorders and lease that the chosen controllers share.
+Owns: the table of names, and the informers, recorders, lease and endpoint that the chosen controllers share.
 May not touch: what a controller decides.
 Start reading at: `run`.
 """
@@ -10,12 +10,14 @@ import importlib
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import cast
 
 from moorage.controllers.context import Activity, ControllerContext, ControllerOptions, Recorders
 from moorage.errors import UsageError
+from moorage.kube import endpoint
 from moorage.kube.client import Client
 from moorage.kube.election import ElectionConfig, Elector
 from moorage.kube.informer import Informers
@@ -56,6 +58,8 @@ class Settings:
     names: tuple[str, ...] = ()
     options: ControllerOptions = field(default_factory=ControllerOptions)
     lease: LeaseOptions = field(default_factory=LeaseOptions)
+    http_endpoint: str = ""
+    metrics_path: str = "/metrics"
 
 
 def chosen(names: Sequence[str]) -> dict[str, Controller]:
@@ -70,14 +74,36 @@ def chosen(names: Sequence[str]) -> dict[str, Controller]:
 async def run(client: Client, settings: Settings, activity: Activity | None = None) -> None:
     """Run the chosen controllers until cancelled; with a lease, only while leading: LeadershipLost when it slips."""
     controllers = chosen(settings.names)
-    if not settings.lease.enabled:
-        await run_together(client, controllers, settings.options, activity or Activity())
-        return
 
-    async def lead() -> None:
+    async def work() -> None:
         await run_together(client, controllers, settings.options, activity or Activity())
 
-    await Elector(client, _election(client, settings.lease)).lead(lead)
+    async with AsyncExitStack() as stack:
+        elector = Elector(client, _election(client, settings.lease)) if settings.lease.enabled else None
+        if settings.http_endpoint:
+            host, port = endpoint.address_from(settings.http_endpoint)
+            served = endpoint.serve(host, port, checks(elector), endpoint.shared_page, settings.metrics_path)
+            await stack.enter_async_context(served)
+        await (elector.lead(work) if elector is not None else work())
+
+
+def checks(elector: Elector | None) -> Mapping[str, endpoint.Check]:
+    """What probes are answered. A process that waits for the lease is as ready as the one that leads.
+
+    Nothing is said of informers: a kind that the cluster does not have is waited for, and the others are served.
+    """
+
+    async def leading_well() -> tuple[int, str]:
+        if elector is not None and not elector.is_healthy():
+            return 500, "the lease was not renewed in time"
+        return 200, "ok"
+
+    async def ready() -> tuple[int, str]:
+        if elector is not None and not elector.has_looked:
+            return 503, "the lease could not be read yet"
+        return await leading_well()
+
+    return {"/healthz": ready, "/healthz/leader-election": leading_well}
 
 
 async def run_together(

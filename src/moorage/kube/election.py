@@ -102,6 +102,11 @@ class Elector:
             if self._config.release_on_exit:
                 await asyncio.shield(self._release())
 
+    @property
+    def has_looked(self) -> bool:
+        """The lease was read or written at least once: the API server answers us, and we may."""
+        return self._document is not None
+
     def is_healthy(self, tolerance_s: float = 20.0) -> bool:
         """False when we lead and have not renewed for longer than the lease and some tolerance."""
         return not self.is_leader or self._clock() - self._renewed_at <= self._config.lease_s + tolerance_s

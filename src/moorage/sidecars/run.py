@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from moorage.errors import MoorageError, UsageError
 from moorage.kube import config as kube_config
+from moorage.kube import endpoint as http
 from moorage.kube.client import Client
 from moorage.kube.election import ElectionConfig, Elector, LeadershipLost
 from moorage.kube.errors import ApiError, Forbidden
 from moorage.kube.informer import Informers
 from moorage.kube.objects import CSIDriver
 from moorage.log import get_logger
-from moorage.sidecars import http
 from moorage.sidecars.attacher.run import Attacher
 from moorage.sidecars.capacity.run import CapacityPublisher
 from moorage.sidecars.context import Context, Part
@@ -99,7 +99,7 @@ class _Process:
             self._checks["driver"] = LivenessProbe(settings.csi_address, settings.probe_timeout_s).check
         if settings.endpoint:
             host, port = http.address_from(settings.endpoint)
-            served = http.serve(host, port, checks, self._metrics, settings.metrics_path)
+            served = http.serve(host, port, checks, self._metrics.page, settings.metrics_path)
             await stack.enter_async_context(served)
         if settings.health_port:
             await stack.enter_async_context(http.serve("0.0.0.0", settings.health_port, checks))

@@ -1,6 +1,6 @@
-"""The HTTP endpoint of the process: /metrics, /healthz and /healthz/leader-election.
+"""The HTTP endpoint of a process that works against the API server: /metrics, /healthz and what else it can say.
 
-Owns: the listener. What is healthy is said by the checks that it is given.
+Owns: the listener. What is healthy is said by the checks that it is given, and what a scrape gets by `page`.
 Start reading at: `serve`.
 """
 
@@ -8,14 +8,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from prometheus_client import REGISTRY
+from prometheus_client.exposition import generate_latest
 
 from moorage.errors import UsageError
 from moorage.log import get_logger
-from moorage.sidecars.metrics import Metrics
 
 log = get_logger(__name__)
 
-Check = Callable[[], Awaitable[tuple[int, str]]]
+Check = Callable[[], Awaitable[tuple[int, str]]]  # status and text
+Page = Callable[[], bytes]  # in Prometheus' text format
+
+
+def shared_page() -> bytes:
+    """What the Kubernetes layer counts (queues, requests, leases), and the process itself."""
+    return generate_latest(REGISTRY)
 
 
 def address_from(text: str) -> tuple[str, int]:
@@ -28,18 +35,14 @@ def address_from(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serve(
-    host: str, port: int, checks: Mapping[str, Check], metrics: Metrics | None = None, metrics_path: str = "/metrics"
+    host: str, port: int, checks: Mapping[str, Check], page: Page | None = None, metrics_path: str = "/metrics"
 ) -> AsyncIterator[int]:
     """Listen while the block runs; gives the port, which matters when 0 was asked for."""
     app = web.Application()
     for path, check in checks.items():
         app.router.add_get(path, _answering(check))
-    if metrics is not None:
-
-        async def page(_: web.Request) -> web.Response:
-            return web.Response(body=metrics.page(), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-        app.router.add_get(metrics_path, page)
+    if page is not None:
+        app.router.add_get(metrics_path, _showing(page))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -65,5 +68,12 @@ def _answering(check: Check) -> Callable[[web.Request], Awaitable[web.Response]]
     async def answer(_: web.Request) -> web.Response:
         status, text = await check()
         return web.Response(status=status, text=text)
+
+    return answer
+
+
+def _showing(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=page(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     return answer
