@@ -99,11 +99,13 @@ def test_sidecars_see_two_folders_of_the_kubelets_and_no_more(manifests, folder)
 
 
 @pytest.mark.parametrize("folder", ["node-local", "shared", "snapshot-support"])
-def test_every_process_has_requests_and_every_server_has_probes(manifests, folder):
+def test_every_process_has_requests_and_probes_on_the_port_it_listens_on(manifests, folder):
     for name, container in containers_of(manifests(folder)):
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}, name
-        if container.get("ports"):
-            assert container["livenessProbe"]["httpGet"]["port"] == container["ports"][0]["name"], name
+        (port,) = container["ports"]
+        assert f"--http-endpoint=:{port['containerPort']}" in container["args"], name
+        probes = [container["livenessProbe"], container.get("readinessProbe") or container["startupProbe"]]
+        assert [probe["httpGet"]["port"] for probe in probes] == [port["name"]] * 2, name
 
 
 @pytest.mark.parametrize(
