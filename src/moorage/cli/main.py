@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from moorage import __version__, log
+from moorage.cli.quick import without_adapters
 from moorage.errors import MoorageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -96,6 +97,7 @@ def root(
 
 def main(argv: list[str] | None = None) -> Any:
     """Run the command line; 0 is success, 1 is failure, 2 is usage."""
+    without_adapters()
     try:
         return app(argv, standalone_mode=True)
     except MoorageError as error:

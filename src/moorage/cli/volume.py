@@ -42,7 +42,7 @@ class Place:
 @app.callback()
 def volume(
     ctx: typer.Context,
-    pool: Annotated[Path, typer.Option(help="Directory of the pool.", envvar="MOORAGE_POOL")],
+    pool: Annotated[str, typer.Option(help="Directory of the pool.", envvar="MOORAGE_POOL", metavar="DIRECTORY")],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the pool logs.")] = False,
 ) -> None:
     """Work with the volumes of a pool, without any cluster; safe beside a running plugin.
@@ -50,7 +50,7 @@ def volume(
     Example: moorage volume --pool /var/lib/moorage/pool list
     """
     log.configure("info" if verbose else "warning")
-    ctx.obj = Place(pool)
+    ctx.obj = Place(Path(pool))
 
 
 def _bytes(option: str, text: str) -> int:
