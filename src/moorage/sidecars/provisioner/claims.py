@@ -48,7 +48,7 @@ class ClaimWorker:
         self._journal = journal
         self._prepare = Preparer(context)
         self._protection = SourceProtection(context)
-        self._ownership = Ownership(context)
+        self._ownership = Ownership(context, events)
         self._identity = volumes.identity_of(context.driver.name, context.around.node_name)
         self._slow: SlowSet[tuple[str, str]] = SlowSet(_INFEASIBLE_S)
         self.waiting: set[str] = set()  # claims that failed for something of the cluster, which may change
@@ -63,6 +63,7 @@ class ClaimWorker:
         if attempt is None:
             claim = self._claim(uid)
             if claim is None:
+                self._ownership.forget(uid)
                 return None
             storage_class = self._context.classes.get(class_name_of(claim))
             if why_not_provision(claim, storage_class, self._context.driver.name) or self._saved(uid):
@@ -213,7 +214,8 @@ class ClaimWorker:
             self.waiting.add(uid)
         if state is State.RESCHEDULE and isinstance(about, PersistentVolumeClaim):
             self._ownership.decline(uid)
-            self._events.warning(about, "ProvisioningFailed", f"{message}; the scheduler is asked for another node")
+            follows = self._ownership.what_follows(self._context.classes.get(class_name))
+            self._events.warning(about, "ProvisioningFailed", f"{message}; {follows}")
             if await self._reschedule(about):
                 return None
         elif state is State.INFEASIBLE:

@@ -3,8 +3,9 @@
 A claim with a selected node belongs to that node. An Immediate claim has none, so the nodes settle it among
 themselves without talking: each ranks all nodes for the claim by the same hash; the first takes it at once by writing
 the selected-node annotation, the next one only after a delay, and so on. So normally one write is made, by one node.
+A node that cannot take the claim lets it pass; when all have had their turn in vain, the first few tell the user why.
 
-Owns: the rank, the delays, and the write that takes a claim.
+Owns: the rank, the delays, the write that takes a claim, and the event when no node does.
 Start reading at: `Ownership.wait_s`, `rank_of`.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.kube.errors import NotFound
+from moorage.kube.events import Recorder
 from moorage.kube.objects import PersistentVolumeClaim, StorageClass
 from moorage.log import get_logger
 from moorage.sidecars import names
@@ -28,6 +30,7 @@ from moorage.sidecars.slow import SlowSet
 log = get_logger(__name__)
 
 _DECLINED_S = 60.0
+_SPEAKERS = 3  # so many nodes tell why they did not take a claim: one may be dead, and a thousand would be a flood
 
 
 def rank_of(node: str, nodes: Iterable[str], uid: str) -> int:
@@ -43,8 +46,9 @@ def rank_of(node: str, nodes: Iterable[str], uid: str) -> int:
 class Ownership:
     """Whose claim is it? Without --node-deployment always ours."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, events: Recorder) -> None:
         self._context = context
+        self._events = events
         self._seen: dict[str, float] = {}
         self._declined: SlowSet[str] = SlowSet(_DECLINED_S)
 
@@ -52,45 +56,84 @@ class Ownership:
         """This node has no room for the claim: let others have it for a while."""
         self._declined.add(uid)
 
+    def forget(self, uid: str) -> None:
+        """The claim is gone, or it has a node now."""
+        self._seen.pop(uid, None)
+        self._declined.discard(uid)
+
+    def what_follows(self, storage_class: StorageClass | None) -> str:
+        """For the user: who looks for another place when this node has no room after all."""
+        if self._context.settings.node_deployment and storage_class and not waits_for_consumer(storage_class):
+            return f"other nodes may take the claim, and this one looks again in {_DECLINED_S:.0f} seconds"
+        return "the scheduler is asked for another node"
+
     async def wait_s(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> float | None:
         """0 to go on now, seconds to look again later, None when the claim is another node's (or just became ours)."""
         if not self._context.settings.node_deployment:
             return 0.0
         selected = selected_node_of(claim)
         if selected:
-            self._seen.pop(claim.uid, None)
+            self.forget(claim.uid)
             return 0.0 if selected == self._context.around.node_name else None
         if waits_for_consumer(storage_class) or not self._context.settings.node_deployment_immediate_binding:
             return None
-        if not self._is_allowed_here(storage_class):
-            return None
-        left_s = self._declined.left_s(claim.uid) or self._turn_in_s(claim)
+        rank, nodes = self._place_of(claim)
+        left_s = self._declined.left_s(claim.uid) or self._left_s(claim, rank)
         if left_s > 0:
             return left_s
-        if not await self._has_room(claim, storage_class):
-            self.decline(claim.uid)
-            return _DECLINED_S
-        await self._take(claim)
-        return None
+        pause_s = self._context.settings.node_deployment_base_delay_s
+        others_left_s = self._left_s(claim, nodes - 1, pause_s) if nodes > 1 else 0.0
+        why_not = self._why_not_here(storage_class)
+        if why_not and rank >= _SPEAKERS:
+            return None
+        why_not = why_not or await self._why_no_room(claim, storage_class, others_left_s > 0)
+        if not why_not:
+            await self._take(claim)
+            return None
+        if others_left_s > 0:
+            return others_left_s
+        if rank < _SPEAKERS or storage_class.allowed_topologies:
+            self._tell(claim, storage_class, why_not)
+        self.decline(claim.uid)
+        return _DECLINED_S
 
-    def _is_allowed_here(self, storage_class: StorageClass) -> bool:
+    def _tell(self, claim: PersistentVolumeClaim, storage_class: StorageClass, why_not: str) -> None:
+        log.warning("no node takes the claim", claim=claim.key, reason=why_not)
+        message = (
+            f'failed to provision volume with StorageClass "{storage_class.name}": no node has taken the claim; '
+            f"node {self._context.around.node_name}: {why_not}; looked at again in {_DECLINED_S:.0f} seconds"
+        )
+        self._events.warning(claim, "ProvisioningFailed", message)
+
+    def _why_not_here(self, storage_class: StorageClass) -> str:
         segments = self._context.driver.node.segments
         here = term_of(segments, segments) or ()
         allowed = flattened(storage_class.allowed_topologies)
-        return not allowed or any(is_subset(term, here) for term in allowed)
+        is_allowed = not allowed or any(is_subset(term, here) for term in allowed)
+        return "" if is_allowed else "not in the class's allowedTopologies"
 
-    def _turn_in_s(self, claim: PersistentVolumeClaim) -> float:
-        settings, driver = self._context.settings, self._context.driver.name
-        nodes = [n.name for n in self._context.csi_nodes if any(d.name == driver for d in n.spec.drivers)]
-        rank = rank_of(self._context.around.node_name, nodes, claim.uid)
+    def _place_of(self, claim: PersistentVolumeClaim) -> tuple[int, int]:
+        """How many nodes come before this one for the claim, and how many nodes there are."""
+        driver, own = self._context.driver.name, self._context.around.node_name
+        nodes = {n.name for n in self._context.csi_nodes if any(d.name == driver for d in n.spec.drivers)} | {own}
+        return rank_of(own, nodes, claim.uid), len(nodes)
+
+    def _left_s(self, claim: PersistentVolumeClaim, places: int, more_s: float = 0.0) -> float:
+        """Seconds until so many nodes have had their turn for the claim."""
+        settings = self._context.settings
         seen = self._seen.setdefault(claim.uid, time.monotonic())
-        delay_s = min(rank * settings.node_deployment_base_delay_s, settings.node_deployment_max_delay_s)
-        return max(0.0, seen + delay_s - time.monotonic())
+        delay_s = min(places * settings.node_deployment_base_delay_s, settings.node_deployment_max_delay_s)
+        return max(0.0, seen + delay_s + more_s - time.monotonic())
 
-    async def _has_room(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> bool:
+    async def _why_no_room(self, claim: PersistentVolumeClaim, storage_class: StorageClass, others_may: bool) -> str:
+        """Why the claim should not be taken here, or the empty string.
+
+        A driver that cannot say what room it has lets the others go first; when none of them takes the claim, it is
+        tried here, and CreateVolume tells the user what is wrong.
+        """
         driver = self._context.driver
         if not driver.capabilities.controller("GET_CAPACITY"):
-            return True
+            return ""
         request = pb.GetCapacityRequest(
             parameters=storage_class.parameters, accessible_topology=pb.Topology(segments=driver.node.segments)
         )
@@ -98,9 +141,12 @@ class Ownership:
             timeout_s = self._context.settings.timeout_for("provisioner")
             answer = await driver.client.GetCapacity(request, timeout_s=timeout_s)
         except CsiError as error:
-            log.debug("capacity is not known; the claim is tried", claim=claim.key, reason=str(error))
-            return True
-        return answer.available_capacity >= requested_bytes(claim)
+            log.info("capacity is not known", claim=claim.key, reason=str(error), tried_here=not others_may)
+            return str(error) if others_may else ""
+        wanted = requested_bytes(claim)
+        if answer.available_capacity >= wanted:
+            return ""
+        return f"{_mebibytes(answer.available_capacity)} are left there, {_mebibytes(wanted)} are asked for"
 
     async def _take(self, claim: PersistentVolumeClaim) -> None:
         """Write the annotation on the version that we decided on; a Conflict brings the claim back."""
@@ -118,3 +164,8 @@ class Ownership:
             return
         if taken is not None:
             self._context.claims.remember(taken)  # tells the handlers, so the claim comes back with its node
+
+
+def _mebibytes(size_bytes: int) -> str:
+    """For a user to read: `12.5 MiB`."""
+    return f"{size_bytes / (1 << 20):,.1f} MiB"
