@@ -79,11 +79,14 @@ def owned(obj: Object, node: Type) -> dict[Path, Any]:
 
 
 def entries_of(managers: list[Manager]) -> list[Object]:
-    """managedFields: appliers by name, then updaters by time; too many updaters become one."""
-    appliers = sorted(
-        (m for m in managers if m.operation == "Apply" and m.paths), key=lambda m: (m.name, m.subresource)
-    )
-    updaters = sorted((m for m in managers if m.operation != "Apply" and m.paths), key=lambda m: (m.time, m.name))
+    """managedFields: appliers, then updaters, each by time; too many updaters become one."""
+    appliers, updaters = [
+        sorted(
+            (m for m in managers if (m.operation == "Apply") is applies and m.paths),
+            key=lambda m: (m.time, m.name, m.subresource),
+        )
+        for applies in (True, False)
+    ]
     while len(updaters) > LIMIT_UPDATERS:
         first, second, *rest = updaters
         joined = Manager("ancient-changes", "Update", second.api_version, "", first.paths | second.paths, second.time)

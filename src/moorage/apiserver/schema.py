@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from moorage.errors import InvalidRequest
+from moorage.kube.quantity import BadQuantity, canonical_text
 
 SCALARS = ("string", "duration", "bool", "int32", "int64", "number", "byte", "bytes", "time", "microtime", "quantity")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
@@ -214,6 +215,8 @@ class Normaliser:
             if not isinstance(value, dict):
                 raise self._wrong(value, path, "map")
             item = node.item or ANY
+            if item.shape == "quantity":
+                return {key: _quantity(entry, is_amount=True) for key, entry in value.items()}
             return {key: self.any(entry, item, f"{path}.{key}") for key, entry in value.items()}
         return self._scalar(value, shape, path)
 
@@ -230,9 +233,7 @@ class Normaliser:
             case "intorstring":
                 fits = isinstance(value, int | str) and not isinstance(value, bool)
             case "quantity":
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    return str(value)
-                fits = isinstance(value, str)
+                return _quantity(value)
             case "time" | "microtime":
                 fits = isinstance(value, str) and _TIME.fullmatch(value) is not None
                 if isinstance(value, str) and not fits:
@@ -247,6 +248,24 @@ class Normaliser:
         names = {str: "string", bool: "bool", int: "number", float: "number", list: "array", dict: "object"}
         have = names.get(type(value), "null")
         return WrongType(f"json: cannot unmarshal {have} into Go struct field {self.kind}.{path} of type {wanted}")
+
+
+_LIKE_A_QUANTITY = re.compile(r"[+-]?[0-9]*(\.[0-9]*)?[eEinumkKMGTP]*[-+]?[0-9]*")
+
+
+def _quantity(value: Any, is_amount: bool = False) -> str:
+    """A quantity in the one spelling that is stored; `1024Mi` and `1Gi` are the same bytes afterwards."""
+    if value is None:
+        return "0"
+    text = value if isinstance(value, str) else str(value) if type(value) in (int, float) else ""
+    try:
+        return canonical_text(text, is_amount)
+    except BadQuantity as error:
+        if text and _LIKE_A_QUANTITY.fullmatch(text.strip()):
+            raise WrongType("unable to parse quantity's suffix") from error
+        raise WrongType(
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+        ) from error
 
 
 def _always(node: Type) -> tuple[str, ...]:

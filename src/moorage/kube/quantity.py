@@ -87,6 +87,18 @@ class Quantity:
         return self.canonical()
 
 
+@lru_cache(maxsize=4096)
+def canonical_text(text: str, is_amount: bool = False) -> str:
+    """What Kubernetes stores for a quantity that was written as `text`.
+
+    An amount of a resource (`is_amount`) is rounded up to thousandths, which other quantities are not.
+    """
+    quantity = Quantity.parse(text)
+    if is_amount and (milli := quantity.milli_value) != quantity.amount.scaleb(3, _EXACT):
+        return Quantity(Decimal(milli).scaleb(-3, _EXACT), quantity.style).canonical()
+    return quantity.canonical()
+
+
 def bytes_of(text: str | int | float | None) -> int:
     """The size in bytes that a quantity stands for, rounded up; nothing is 0."""
     return Quantity.parse(text).value if text is not None and text != "" else 0

@@ -39,7 +39,7 @@ async def test_the_newest_default_class_is_given_to_claims_that_name_none(api, c
         ({"accessModes": ["ReadWriteOncePod", "ReadWriteOnce"]}, "spec.accessModes", "FieldValueForbidden"),
         ({"resources": {}}, "spec.resources[storage]", "FieldValueRequired"),
         ({"resources": {"requests": {"storage": "0"}}}, "spec.resources[storage]", "FieldValueInvalid"),
-        ({"resources": {"requests": {"storage": "much"}}}, "spec.resources[storage]", "FieldValueInvalid"),
+        ({"resources": {"requests": {"storage": "-1Gi"}}}, "spec.resources[storage]", "FieldValueInvalid"),
         ({"volumeMode": "Tape"}, "spec.volumeMode", "FieldValueNotSupported"),
         ({"dataSource": {"kind": "VolumeSnapshot", "name": "s"}}, "spec.dataSource", "FieldValueInvalid"),
     ],

@@ -90,6 +90,14 @@ def quantity_of(field: str, value: Any) -> tuple[Quantity | None, list[FieldErro
         return None, [invalid_value(field, value, why)]
 
 
+def not_below_zero(field: str, value: Any) -> list[FieldError]:
+    """A quantity that may be zero, but no less."""
+    amount, errors = quantity_of(field, value)
+    if amount is not None and amount < Quantity(0):
+        errors.append(invalid_value(field, value, "must be greater than or equal to 0"))
+    return errors
+
+
 _OPERATORS = ("DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from moorage.apiserver.errors import FieldError, duplicate, forbidden_field, invalid_value, required
 from moorage.apiserver.meta import is_label, is_subdomain, now_text
-from moorage.apiserver.rules.base import Object, Rules, check_node_selector, one_of, quantity_of
+from moorage.apiserver.rules.base import Object, Rules, check_node_selector, not_below_zero, one_of, quantity_of
 from moorage.apiserver.rules.volumes import check_claim_spec, check_driver_name
 from moorage.apiserver.schema import struct
 
@@ -159,6 +159,10 @@ def _check_volumes(volumes: list[Object]) -> list[FieldError]:
         claim = volume.get("persistentVolumeClaim")
         if claim is not None and not claim.get("claimName"):
             errors.append(required(f"{where}.persistentVolumeClaim.claimName"))
+        size = (volume.get("emptyDir") or {}).get("sizeLimit", "0")
+        if not_below_zero("", size):
+            why = "SizeLimit field must be a valid resource quantity"
+            errors.append(forbidden_field(f"{where}.emptyDir.sizeLimit", why))
         if volume.get("csi") is not None:
             errors += check_driver_name(f"{where}.csi.driver", volume["csi"].get("driver", ""))
         template = (volume.get("ephemeral") or {}).get("volumeClaimTemplate")
@@ -194,7 +198,7 @@ def _check_container(where: str, container: Object, volumes: list[Any], seen: li
             paths.add(mount.get(field))
     for group, amounts in (container.get("resources") or {}).items():
         for key, value in amounts.items() if isinstance(amounts, dict) else ():
-            errors += quantity_of(f"{where}.resources.{group}[{key}]", value)[1]
+            errors += not_below_zero(f"{where}.resources.{group}[{key}]", value)
     return errors
 
 

@@ -19,9 +19,8 @@ from moorage.apiserver.errors import (
     too_many_items,
 )
 from moorage.apiserver.meta import is_subdomain, qualified_problem
-from moorage.apiserver.rules.base import Object, Rules, not_negative, one_of, quantity_of, unchanged, unique
+from moorage.apiserver.rules.base import Object, Rules, not_below_zero, not_negative, one_of, unchanged, unique
 from moorage.apiserver.rules.volumes import check_driver_name
-from moorage.kube.quantity import Quantity
 
 LIMIT_BYTES = 256 << 10
 LIFECYCLES = ("Ephemeral", "Persistent")
@@ -224,13 +223,7 @@ def _check_capacity(obj: Object) -> list[FieldError]:
         errors.append(required("storageClassName"))
     elif not is_subdomain(name):
         errors.append(invalid_value("storageClassName", name, "must be a DNS subdomain"))
-    for field in ("capacity", "maximumVolumeSize"):
-        if field in obj:
-            amount, found = quantity_of(field, obj[field])
-            errors += found
-            if amount is not None and amount < Quantity(0):
-                errors.append(invalid_value(field, obj[field], "must be greater than or equal to 0"))
-    return errors
+    return errors + not_below_zero("capacity", obj.get("capacity", "0"))
 
 
 def _update_capacity(new: Object, old: Object) -> list[FieldError]:

@@ -81,6 +81,7 @@ def _check_volume(obj: Object) -> list[FieldError]:
     elif set(capacity) != {"storage"}:
         errors.append(not_supported("spec.capacity", sorted(capacity), ["storage"]))
     else:
+        errors += _check_whole("spec.capacity[storage]", capacity["storage"])
         errors += _check_size("spec.capacity[storage]", capacity["storage"])
     policy = spec.get("persistentVolumeReclaimPolicy")
     if policy not in RECLAIM_POLICIES:
@@ -159,6 +160,15 @@ def _check_size(field: str, value: Any) -> list[FieldError]:
     if amount is not None and amount <= Quantity(0):
         errors.append(invalid_value(field, value, "must be greater than zero"))
     return errors
+
+
+def _check_whole(field: str, value: Any) -> list[FieldError]:
+    """A capacity must be a number of bytes that 64 bits hold; the message shows what those would make of it."""
+    amount, _ = quantity_of(field, value)
+    if amount is None or 0 <= amount.value < 1 << 63:
+        return []
+    wrapped = (amount.value + (1 << 63)) % (1 << 64) - (1 << 63)
+    return [invalid_value(field, wrapped, "must be a valid resource quantity")]
 
 
 def _update_volume(new: Object, old: Object) -> list[FieldError]:
