@@ -58,7 +58,7 @@ async def _take_over(settings: Settings, around: Surroundings) -> None:
     if not driver_name:
         driver = Driver(settings.csi_address)
         try:
-            await driver.discover()
+            await driver.meet()
         finally:
             await driver.close()
         driver_name = driver.name

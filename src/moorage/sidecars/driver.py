@@ -3,7 +3,7 @@
 Owns: connecting, probing, discovering, noticing a loss, and discovering anew. The official sidecars exit when the
 connection is lost; here the roles are stopped, and started again with what the driver says it can do then.
 May not touch: the Kubernetes API.
-Start reading at: `Driver.discover`.
+Start reading at: `Driver.meet`, `Driver.discover`.
 """
 
 import asyncio
@@ -87,18 +87,20 @@ class Driver:
         self._lost = asyncio.Event()
         self.client = CsiClient(address, on_connection_lost=self._lost.set, observe=self._measure)
 
-    async def discover(self, ask_node: bool = False) -> None:
-        """Wait until the driver is there and ready, then learn its name and what it can do."""
+    async def meet(self) -> None:
+        """Wait until the driver is there and says its name, which is all that the registrar needs of it."""
         await self._connected()
         self._lost.clear()
-        while True:
-            try:
-                await self._ready()
-                await self._learn(ask_node)
-                return
-            except CsiError as error:
-                log.warning("driver does not answer", address=str(self.client.path), reason=str(error))
-            await asyncio.sleep(_PROBE_PAUSE_S)
+        self.name = await self._insist(self._learn_name)
+
+    async def discover(self, ask_node: bool = False) -> None:
+        """Wait until the driver is ready and has said what it can do."""
+
+        async def ask() -> None:
+            await self._ready()
+            await self._learn(ask_node)
+
+        await self._insist(ask)
 
     async def wait_lost(self) -> None:
         """Return when the connection has been lost since the last discovery."""
@@ -106,6 +108,15 @@ class Driver:
 
     async def close(self) -> None:
         await self.client.close()
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until there is an answer: a driver may hang or fail for a while, and the log says so."""
+        while True:
+            try:
+                return await ask()
+            except CsiError as error:
+                log.warning("driver does not answer", address=str(self.client.path), reason=str(error))
+            await asyncio.sleep(_PROBE_PAUSE_S)
 
     async def _connected(self) -> None:
         while True:
@@ -123,10 +134,14 @@ class Driver:
             log.info("driver is not ready yet", address=str(self.client.path))
             await asyncio.sleep(_PROBE_PAUSE_S)
 
-    async def _learn(self, ask_node: bool) -> None:
+    async def _learn_name(self) -> str:
         info = await self.client.GetPluginInfo(pb.GetPluginInfoRequest(), timeout_s=_DISCOVER_TIMEOUT_S)
         if not info.name:
             raise SidecarError(f"the driver at {self.client.path} has no name: GetPluginInfo returned an empty one")
+        log.info("driver found", driver=info.name, version=info.vendor_version)
+        return info.name
+
+    async def _learn(self, ask_node: bool) -> None:
         plugin = await self._plugin_capabilities()
         rpcs: frozenset[str] = frozenset()
         group: frozenset[str] = frozenset()
@@ -138,8 +153,7 @@ class Driver:
         if ask_node:
             answer = await self.client.NodeGetInfo(pb.NodeGetInfoRequest(), timeout_s=_DISCOVER_TIMEOUT_S)
             self.node = NodeInfo(answer.node_id, dict(answer.accessible_topology.segments))
-        self.name = info.name
-        log.info("driver found", driver=self.name, version=info.vendor_version, capabilities=len(rpcs))
+        log.info("driver is ready", driver=self.name, capabilities=len(rpcs))
 
     async def _plugin_capabilities(self) -> frozenset[str]:
         request = pb.GetPluginCapabilitiesRequest()

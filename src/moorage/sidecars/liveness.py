@@ -3,6 +3,8 @@
 Owns: one check. A connection that is kept could stay up while new callers are refused, so none is kept.
 """
 
+import time
+
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
@@ -17,10 +19,12 @@ class LivenessProbe:
 
     async def check(self) -> tuple[int, str]:
         """200 and `ok`, or 500 and why."""
+        deadline = time.monotonic() + self._timeout_s  # of both together: the caller has a limit of its own
         try:
             async with CsiClient(self._address, timeout_s=self._timeout_s) as client:
                 await client.wait_connected(self._timeout_s)
-                answer = await client.Probe(pb.ProbeRequest(), timeout_s=self._timeout_s)
+                left_s = max(0.01, deadline - time.monotonic())
+                answer = await client.Probe(pb.ProbeRequest(), timeout_s=left_s)
         except CsiError as error:
             return 500, f"the driver does not answer: {error}"
         if answer.HasField("ready") and not answer.ready.value:

@@ -87,16 +87,44 @@ class _Process:
             stack.push_async_callback(self._driver.close)
             await self._listen(stack)
             while True:
-                await self._driver.discover(ask_node=self._settings.node_deployment)
-                roles = await self._roles(stack)
-                log.info("running", driver=self._driver.name, roles=",".join(sorted(roles)))
-                await self._run_roles(roles - {Role.LIVENESS})
+                await self._driver.meet()
+                await self._run_until_lost(stack)
                 log.warning("connection to the driver is lost; waiting for it", driver=self._driver.name)
+
+    async def _run_until_lost(self, stack: AsyncExitStack) -> None:
+        """The registrar needs no more than the driver's name, so it does not wait for the driver to be ready."""
+        if self._parts_of != self._driver.name:  # another driver answers on the socket now
+            self._parts, self._parts_of = {}, self._driver.name
+        tasks = [asyncio.create_task(self._driver.wait_lost(), name="driver-lost")]
+        if self._registers:
+            tasks.append(asyncio.create_task(self._keep_running((Role.REGISTRAR,)), name=Role.REGISTRAR))
+        if not self._wanted.roles or needs_api(self._wanted.roles):
+            tasks.append(asyncio.create_task(self._discover_and_run(stack), name="roles"))
+        await _first_of(tasks)
+
+    async def _discover_and_run(self, stack: AsyncExitStack) -> None:
+        await self._driver.discover(ask_node=self._settings.node_deployment)
+        roles = await self._roles(stack)
+        log.info("running", driver=self._driver.name, roles=",".join(sorted(roles)))
+        roles -= {Role.REGISTRAR, Role.LIVENESS}
+        groups = _sharing_leases(roles) if self._settings.leader_election else [(role,) for role in sorted(roles)]
+        if groups:
+            await _first_of([asyncio.create_task(self._keep_running(group), name=group[0]) for group in groups])
+        else:
+            await self._driver.wait_lost()
+
+    @property
+    def _registers(self) -> bool:
+        if self._wanted.roles:
+            return Role.REGISTRAR in self._wanted.roles
+        return bool(self._settings.kubelet_registration_path)
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings, checks = self._settings, {"/healthz": self._healthy, "/healthz/leader-election": self._leading_well}
         if Role.LIVENESS in self._wanted.roles or not self._wanted.roles:
             self._checks["driver"] = LivenessProbe(settings.csi_address, settings.probe_timeout_s).check
+        if self._registers:
+            self._checks["registration"] = _not_registering
         if settings.endpoint:
             host, port = http.address_from(settings.endpoint)
             served = http.serve(host, port, checks, self._metrics.page, settings.metrics_path)
@@ -106,8 +134,6 @@ class _Process:
 
     async def _roles(self, stack: AsyncExitStack) -> frozenset[Role]:
         asked = self._wanted.roles
-        if asked and not needs_api(asked):
-            return asked
         context = await self._connected(stack)
         if asked:
             more = {Role.CAPACITY} if self._settings.enable_capacity and Role.PROVISIONER in asked else set()
@@ -137,22 +163,6 @@ class _Process:
             around = replace(around, namespace=around.namespace or client.namespace)
             self._context = Context(settings, around, self._driver, client, informers, self._metrics, api)
         return self._context
-
-    async def _run_roles(self, roles: frozenset[Role]) -> None:
-        """Run the roles until the driver is lost."""
-        if self._parts_of != self._driver.name:  # another driver answers on the socket now
-            self._parts, self._parts_of = {}, self._driver.name
-        lost = asyncio.create_task(self._driver.wait_lost(), name="driver-lost")
-        groups = _sharing_leases(roles) if self._settings.leader_election else [(role,) for role in sorted(roles)]
-        running = [asyncio.create_task(self._keep_running(group), name=group[0]) for group in groups]
-        try:
-            done, _ = await asyncio.wait({lost, *running}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (lost, *running):
-                task.cancel()
-            await asyncio.gather(lost, *running, return_exceptions=True)
 
     async def _keep_running(self, group: tuple[Role, ...]) -> None:
         """Run roles for ever: a lost lease is waited for, a failure is tried again after a pause."""
@@ -233,6 +243,22 @@ class _Process:
     async def _leading_well(self) -> tuple[int, str]:
         late = [name for name, elector in self._electors.items() if not elector.is_healthy()]
         return (500, f"lease {late[0]} was not renewed in time") if late else (200, "ok")
+
+
+async def _not_registering() -> tuple[int, str]:
+    return 500, "the driver has not said its name yet, so it is not registered"
+
+
+async def _first_of(tasks: list[asyncio.Task[None]]) -> None:
+    """Return or raise as the first of the tasks that ends; the others are cancelled and awaited."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _sharing_leases(roles: frozenset[Role]) -> list[tuple[Role, ...]]:
