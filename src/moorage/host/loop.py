@@ -244,8 +244,12 @@ def ensure_node(number: int) -> Path:
     try:
         os.stat(path)
     except FileNotFoundError:
-        with contextlib.suppress(FileExistsError):
+        try:
             os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(_MAJOR, number))
+        except FileExistsError:
+            pass  # somebody else was quicker
+        except OSError as failed:  # a process without privileges has no devices to look at
+            raise host_error("make", path, failed) from failed
     return Path(path)
 
 

@@ -74,10 +74,12 @@ def plan_copy(job: Job, use: Use, context: Context, nodes: Sequence[str] = ()) -
     """Decide, or refuse with advice. Pure: the use and the nodes that it is attached to were observed
     before."""
     config = context.config
-    if nodes and not use and job.in_use is not InUse.LIVE and not context.copies_by_reflink:
+    is_instant = context.is_btrfs if job.kind is Kind.DIRECTORY else context.copies_by_reflink
+    if nodes and not use and job.in_use is not InUse.LIVE and not is_instant:
+        lacks = "cannot copy a directory in one moment" if context.copies_by_reflink else "has no reflinks"
         raise InUseCopyRefused(
             f"volume {job.ident} is attached to {', '.join(nodes)}, where it cannot be held still from here, and "
-            f"the pool's filesystem ({context.fstype}) has no reflinks; detach it first"
+            f"the pool's filesystem ({context.fstype}) {lacks}; detach it first"
         )
     if job.kind is Kind.DIRECTORY:
         if context.is_btrfs or not use.mountpoints or job.in_use is InUse.LIVE:

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -49,19 +50,19 @@ def alone_on_this_machine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def image_archive() -> Path:
+def image_archive(cannot_run) -> Path:
     """What `make image` makes; built when its inputs have changed. MOORAGE_IMAGE names another to be tested."""
     with _one_at_a_time("image"):
-        return _image_archive()
+        return _image_archive(cannot_run)
 
 
-def _image_archive() -> Path:
+def _image_archive(cannot_run: Callable[[str], NoReturn]) -> Path:
     if given := os.environ.get("MOORAGE_IMAGE"):
         return Path(given)
     if os.geteuid() != 0:
         pytest.skip("needs root, to unpack packages")
     if shutil.which("mmdebstrap") is None:
-        pytest.skip("there is no mmdebstrap: the image cannot be made here")
+        cannot_run("there is no mmdebstrap: the image cannot be made here; scripts/prepare dev installs it")
     cache = Path(tempfile.gettempdir()) / "moorage-image-cache"
     cache.mkdir(exist_ok=True, mode=0o700)
     archive = cache / f"{_digest_of_inputs()}.oci.tar"
@@ -74,7 +75,7 @@ def _image_archive() -> Path:
             capture_output=True, text=True, check=False, timeout=280, env={**os.environ, "VENV": sys.prefix},
         )  # fmt: skip
         if "apt-get update" in done.stderr:
-            pytest.skip(f"Debian's packages cannot be reached: {done.stderr[-300:]}")
+            cannot_run(f"Debian's packages cannot be reached: {done.stderr[-300:]}")
         assert done.returncode == 0, done.stderr
         building.rename(archive)
     return archive
@@ -131,9 +132,9 @@ def short_path():
 
 
 @pytest.fixture
-def stage(short_path, rootfs):
+def stage(short_path, rootfs, cannot_run):
     if shutil.which("kubectl") is None:
-        pytest.skip("there is no kubectl on the PATH")
+        cannot_run("there is no kubectl on the PATH")
     from real_stage import Stage
 
     with Stage(short_path, rootfs) as running:

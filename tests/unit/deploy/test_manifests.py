@@ -66,7 +66,7 @@ def test_the_image_is_this_version_and_names_no_registry(manifests, folder):
 
 
 @pytest.mark.parametrize("folder", ["node-local", "shared", "snapshot-support"])
-def test_only_plugins_are_privileged_and_they_have_no_account(manifests, folder):
+def test_only_plugins_that_mount_are_privileged_and_they_have_no_account(manifests, folder):
     for name, pod in pods_of(manifests(folder)):
         for container in pod["containers"]:
             context = container["securityContext"]
@@ -74,9 +74,11 @@ def test_only_plugins_are_privileged_and_they_have_no_account(manifests, folder)
             mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
             if context.get("privileged"):
                 assert "plugin" in container["args"]
+                assert any("node" in word for word in container["args"] if word.startswith("--services=")), name
             else:
                 assert context["allowPrivilegeEscalation"] is False
                 assert context["capabilities"]["drop"] == ["ALL"]
+                assert "add" not in context["capabilities"] or "plugin" in container["args"], name
             if "plugin" in container["args"]:
                 assert pod["automountServiceAccountToken"] is False
                 assert "account" not in mounts, name

@@ -127,12 +127,12 @@ class Container:
 class ManifestPod:
     """A pod of a workload on one node."""
 
-    def __init__(self, directory: Path, workload: dict, image: Path, node: str, stage) -> None:
+    def __init__(self, directory: Path, workload: dict, image: Path, node: str, stage, replica: str) -> None:
         self.template = copy.deepcopy(workload["spec"]["template"])
         if self.template["spec"].get("automountServiceAccountToken") is not False:
             self._automount()
         self.namespace = workload["metadata"]["namespace"]
-        self.name = f"{workload['metadata']['name']}-{node}"
+        self.name = f"{workload['metadata']['name']}-{replica}"
         self.directory = directory / self.namespace / self.name
         self.directory.mkdir(parents=True)
         self.node = node

@@ -47,6 +47,7 @@ class Stage:
         self.layout = Layout(directory)
         self.requests: dict[str, set[Request]] = {}
         self.refused: list[str] = []
+        self._disturbed: set[tuple[str, str, str]] = set()
         self.pods: list[ManifestPod] = []
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="stage")
         self._ready = threading.Event()
@@ -88,6 +89,7 @@ class Stage:
         await self.server.stop()
 
     def _record(self) -> None:
+        """Keep what accounts ask for; a request that RBAC refuses stays refused."""
         decide = self.server.edge.allows
 
         def allows(user, verb, route) -> None:
@@ -96,12 +98,20 @@ class Stage:
             asked = (verb, route.group, route.plural, route.subresource, route.namespace, route.name)
             self.requests.setdefault(user.name, set()).add(asked)
             try:
-                return decide(user, verb, route)
+                decide(user, verb, route)
             except StatusError as error:
-                # Let through, so that one run tells of all that is missing; the test fails at its end.
                 self.refused.append(str(error))
+                raise
+            return self._disturb(user.name, verb, route)
 
         self.server.edge.allows = allows
+
+    def _disturb(self, account: str, verb: str, route) -> None:
+        """The first change of each resource by each account meets a conflict, as if somebody else had been quicker."""
+        place = (account, route.plural, route.subresource)
+        if verb in ("update", "patch") and place not in self._disturbed:
+            self._disturbed.add(place)
+            raise StatusError(409, "Conflict", f"the {route.plural} has been modified; read it anew")
 
     # -- what a kubelet and kubectl do ---------------------------------------------------------------------------------
 
@@ -183,9 +193,9 @@ class Stage:
         )
         return overlay
 
-    def pod_of(self, workload: dict, image: Path | None = None) -> ManifestPod:
-        """Start the workload's pod on the node, with an object for it as its controller would make."""
-        pod = ManifestPod(self.directory / "pods", workload, image or self.image, NODE, self)
+    def pod_of(self, workload: dict, image: Path | None = None, replica: str = NODE) -> ManifestPod:
+        """Start a pod of the workload on the node, with an object for it as its controller would make."""
+        pod = ManifestPod(self.directory / "pods", workload, image or self.image, NODE, self, replica)
         owner = self.get(workload["kind"].lower(), workload["metadata"]["name"], "-n", pod.namespace)
         reference = {
             "apiVersion": owner["apiVersion"],

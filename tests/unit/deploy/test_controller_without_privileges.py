@@ -1,0 +1,62 @@
+"""What a controller without devices or mounts decides about copies of volumes that nodes have attached."""
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from moorage.host import loop
+from moorage.host.errors import HostError
+from moorage.storage.copies import CopyPlan, Job, plan_copy
+from moorage.storage.errors import InUseCopyRefused
+from moorage.storage.model import InUse, Kind
+from moorage.storage.usage import Use
+
+
+def context(fstype: str) -> SimpleNamespace:
+    config = SimpleNamespace(freeze_bound_s=10.0, copy_freeze_bound_s=60.0)
+    has_reflinks = fstype in ("xfs", "btrfs")
+    return SimpleNamespace(config=config, fstype=fstype, is_btrfs=fstype == "btrfs", copies_by_reflink=has_reflinks)
+
+
+def job(kind: Kind, in_use: InUse) -> Job:
+    return Job("vol", kind, Path("/pool/volumes/vol/data"), "/pool/tmp/x", in_use)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fstype", "in_use", "reason"),
+    [
+        (Kind.IMAGE, "xfs", InUse.FREEZE, ""),
+        (Kind.IMAGE, "nfs4", InUse.FREEZE, "has no reflinks"),
+        (Kind.DIRECTORY, "xfs", InUse.FREEZE, "cannot copy a directory in one moment"),
+        (Kind.DIRECTORY, "nfs4", InUse.FREEZE, "has no reflinks"),
+        (Kind.DIRECTORY, "nfs4", InUse.LIVE, ""),
+        (Kind.DIRECTORY, "xfs", InUse.LIVE, ""),
+        (Kind.DIRECTORY, "btrfs", InUse.FREEZE, ""),
+    ],
+)
+def test_an_attached_volume_is_copied_in_one_moment_or_refused(kind, fstype, in_use, reason):
+    """Whether a node uses it is said by its attachment: what is mounted there is not seen from here."""
+    if not reason:
+        assert plan_copy(job(kind, in_use), Use(), context(fstype), ["node-1"]).freeze is False
+        return
+    with pytest.raises(InUseCopyRefused, match=f"attached to node-1, .* {reason}; detach it first"):
+        plan_copy(job(kind, in_use), Use(), context(fstype), ["node-1"])
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_volume_at_rest_is_copied(kind):
+    assert plan_copy(job(kind, InUse.FREEZE), Use(), context("nfs4")) == CopyPlan(False, 0.0)
+
+
+def test_a_device_that_cannot_be_made_is_an_error_of_the_host(monkeypatch):
+    """Which the callers take as: no such device here."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mknod", refuse)
+    with pytest.raises(HostError, match="make /dev/loop999999: Operation not permitted"):
+        loop.ensure_node(999999)
