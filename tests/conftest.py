@@ -2,8 +2,9 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if config.getoption("--require-root"):
                 raise pytest.UsageError(f"{item.nodeid} needs root, and --require-root was given")
             item.add_marker(pytest.mark.skip(reason="needs root, for real mounts and loop devices"))
+
+
+@pytest.fixture(scope="session")
+def cannot_run(request: pytest.FixtureRequest) -> Callable[[str], NoReturn]:
+    """For root tests on a machine that lacks something: call it with the reason. A failure with --require-root."""
+    return pytest.fail if request.config.getoption("--require-root") else pytest.skip
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -307,7 +307,8 @@ class Layout:
                 raise PoolReadOnly(f"{what}: pool {self.name} at {self.root} is read-only") from failed
             if failed.errno in _GONE:
                 self.check_present()
-            raise host_error(f"{what}:", failed.filename or self.root, failed) from failed
+            # Of two names the second is the one that was to be made; a link's first may be its content.
+            raise host_error(f"{what}:", failed.filename2 or failed.filename or self.root, failed) from failed
         except HostError as failed:
             if failed.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfSpace(f"{what}: pool {self.name} at {self.root} is full: {failed}") from failed

@@ -217,11 +217,11 @@ async def test_device_settings_change_on_a_living_volume_and_come_back_at_stage(
 
 
 @pytest.fixture
-def pod_cgroup():
+def pod_cgroup(cannot_run):
     """A pod's cgroup with one container in it, as kubelet makes them."""
     found = Cgroups()
     if found.why_unsupported():
-        pytest.skip(found.why_unsupported())
+        cannot_run(found.why_unsupported())
     uid = f"11111111-2222-3333-4444-{os.getpid():012d}"
     pod = found.root / f"moorage-test-pod{uid}"
     container = pod / "container"
