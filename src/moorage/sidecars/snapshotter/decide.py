@@ -12,7 +12,7 @@ import msgspec
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
-from moorage.kube.objects import SecretReference, VolumeGroupSnapshotContent, VolumeSnapshotContent
+from moorage.kube.objects import ObjectReference, SecretReference, VolumeGroupSnapshotContent, VolumeSnapshotContent
 from moorage.kube.objects.meta import KubeObject
 from moorage.sidecars import names
 from moorage.sidecars.errors import BadParameters
@@ -108,6 +108,16 @@ def driver_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
             f"the class has unknown parameters {', '.join(unknown)}; {names.RESERVED_PREFIX} is reserved"
         )
     return {key: value for key, value in parameters.items() if key not in _KNOWN}
+
+
+def metadata_parameters(kind: str, reference: ObjectReference, content: str) -> dict[str, str]:
+    """For --extra-create-metadata: the names of the snapshot and its content."""
+    prefix = names.RESERVED_PREFIX
+    return {
+        f"{prefix}{kind}/name": reference.name,
+        f"{prefix}{kind}/namespace": reference.namespace,
+        f"{prefix}{kind}content/name": content,
+    }
 
 
 def annotated_secret(content: KubeObject, name_key: str, namespace_key: str) -> SecretReference | None:

@@ -1,15 +1,12 @@
 """The group content worker: snapshots of several volumes at one point in time.
 
-Owns: CreateVolumeGroupSnapshot, GetVolumeGroupSnapshot, DeleteVolumeGroupSnapshot, and the group content's status.
+Owns: CreateVolumeGroupSnapshot, GetVolumeGroupSnapshot, DeleteVolumeGroupSnapshot, and what of their answers is kept.
 Start reading at: `GroupWorker.sync`.
 """
 
-import time
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
-from moorage.errors import MoorageError
-from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.events import Recorder
 from moorage.kube.informer import Informer
 from moorage.kube.objects import VolumeGroupSnapshotClass, VolumeGroupSnapshotContent
@@ -20,10 +17,27 @@ from moorage.sidecars.context import Context
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.snapshotter import decide
-from moorage.sidecars.snapshotter.contents import NotReady
 from moorage.sidecars.snapshotter.decide import Step
+from moorage.sidecars.snapshotter.keeper import Keeper, NotReady, Words
+from moorage.sidecars.snapshotter.versions import members_field, members_of
 
 log = get_logger(__name__)
+
+_FIRST_FAILED, _LATER_FAILED = "GroupSnapshotCreationFailed", "GroupSnapshotContentCheckandUpdateFailed"
+
+
+def _words(context: Context) -> Words:
+    # With one process per node, whose a content is must still be known when its volumes are gone.
+    own = {names.SNAPSHOT_MANAGED_BY: context.around.node_name} if context.settings.node_deployment else {}
+    return Words(
+        noun="group snapshot",
+        being_created=names.GROUP_BEING_CREATED,
+        finalizer=names.GROUP_CONTENT_FINALIZER,
+        secret_name=names.GROUP_SECRET_NAME,
+        secret_namespace=names.GROUP_SECRET_NAMESPACE,
+        deletion_failed="GroupSnapshotDeleteError",
+        labels=own,
+    )
 
 
 class GroupWorker:
@@ -39,7 +53,7 @@ class GroupWorker:
         self._context = context
         self._contents = contents
         self._classes = classes
-        self._events = events
+        self._keeper = Keeper(context, contents, events, _words(context))
 
     async def sync(self, name: str) -> float | None:
         """Take one group content a step further."""
@@ -50,34 +64,24 @@ class GroupWorker:
             case Step.DELETE:
                 await self._delete(content)
             case Step.CREATE:
-                is_first = content.status is None
-                await self._create(
-                    content, "GroupSnapshotCreationFailed" if is_first else "GroupSnapshotContentCheckandUpdateFailed"
-                )
+                await self._create(content, _FIRST_FAILED if content.status is None else _LATER_FAILED)
             case Step.CHECK:
                 await self._check(content)
             case Step.TIDY:
-                await self._mark(content, False)
-                return 0.0 if content.is_deleting else None  # now it may be deleted, and no event will say so
+                return await self._keeper.tidy(content)
             case Step.NOTHING:
                 pass
         return None
 
     async def _create(self, content: VolumeGroupSnapshotContent, reason: str) -> None:
-        was_open = names.GROUP_BEING_CREATED in content.annotations
-        try:
-            request = await self._request(content)
-            content = await self._mark(content, True)
-            timeout_s = self._context.settings.timeout_for("snapshotter")
-            answer = await self._context.driver.client.CreateVolumeGroupSnapshot(request, timeout_s=timeout_s)
-        except MoorageError as error:
-            await self._failed(content, reason, error, unmark=decide.is_over(error, was_open))
-            raise
-        await self._record(content, answer.group_snapshot)
-        await self._mark(content, False)
-        if not answer.group_snapshot.ready_to_use:
-            raise NotReady(f"group snapshot {answer.group_snapshot.group_snapshot_id} is not ready yet")
-        log.info("group snapshot made", content=content.name, members=len(answer.group_snapshot.snapshots))
+        call = self._context.driver.client.CreateVolumeGroupSnapshot
+        content, answer = await self._keeper.make(content, reason, self._request, call)
+        made = answer.group_snapshot
+        content = await self._record(content, made)
+        await self._keeper.mark(content, False)
+        if not made.ready_to_use:
+            raise NotReady(f"group snapshot {made.group_snapshot_id} is not ready yet")
+        log.info("group snapshot made", content=content.name, members=len(made.snapshots))
 
     async def _request(self, content: VolumeGroupSnapshotContent) -> pb.CreateVolumeGroupSnapshotRequest:
         settings, used = self._context.settings, self._class_of(content)
@@ -87,12 +91,7 @@ class GroupWorker:
         parameters = decide.driver_parameters(used.parameters)
         reference = content.spec.volume_group_snapshot_ref
         if settings.extra_create_metadata:
-            prefix = names.RESERVED_PREFIX
-            parameters |= {
-                f"{prefix}volumegroupsnapshot/name": reference.name,
-                f"{prefix}volumegroupsnapshot/namespace": reference.namespace,
-                f"{prefix}volumegroupsnapshotcontent/name": content.name,
-            }
+            parameters |= decide.metadata_parameters("volumegroupsnapshot", reference, content.name)
         name = decide.snapshot_name(
             settings.groupsnapshot_name_prefix, settings.groupsnapshot_name_uuid_length, reference.uid
         )
@@ -100,7 +99,7 @@ class GroupWorker:
             name=name,
             source_volume_ids=content.spec.source.volume_handles or [],
             parameters=parameters,
-            secrets=await self._secrets(content),
+            secrets=await self._keeper.secrets(content),
         )
 
     def _check_together(self, content: VolumeGroupSnapshotContent) -> None:
@@ -119,23 +118,18 @@ class GroupWorker:
         handles = content.spec.source.group_snapshot_handles
         if handles is None:
             return
-        try:
-            used = self._class_of(content)
-            tokens = {"volumegroupsnapshotcontent.name": content.name}
-            keys = templates.GROUP_SNAPSHOT_GET
-            reference = templates.reference_from(used.parameters, keys, tokens, tokens) if used else None
-            request = pb.GetVolumeGroupSnapshotRequest(
+
+        async def request(of: VolumeGroupSnapshotContent) -> pb.GetVolumeGroupSnapshotRequest:
+            return pb.GetVolumeGroupSnapshotRequest(
                 group_snapshot_id=handles.volume_group_snapshot_handle,
                 snapshot_ids=handles.volume_snapshot_handles,
-                secrets=await read_secret(self._context.client, reference),
+                secrets=await self._get_secrets(of),
             )
-            timeout_s = self._context.settings.timeout_for("snapshotter")
-            answer = await self._context.driver.client.GetVolumeGroupSnapshot(request, timeout_s=timeout_s)
-        except MoorageError as error:
-            await self._failed(content, "GroupSnapshotContentCheckandUpdateFailed", error, unmark=False)
-            raise
-        await self._record(content, answer.group_snapshot)
-        if not answer.group_snapshot.ready_to_use:
+
+        call = self._context.driver.client.GetVolumeGroupSnapshot
+        found = (await self._keeper.ask(content, _LATER_FAILED, request, call)).group_snapshot
+        await self._record(content, found)
+        if not found.ready_to_use:
             raise NotReady(f"group snapshot {handles.volume_group_snapshot_handle} is not ready yet")
 
     async def _delete(self, content: VolumeGroupSnapshotContent) -> None:
@@ -143,93 +137,40 @@ class GroupWorker:
         handle = (status.volume_group_snapshot_handle if status else None) or (
             handles.volume_group_snapshot_handle if handles else None
         )
-        members = [info.snapshot_handle for info in status.volume_snapshot_info_list] if status else []
+        members = [info.snapshot_handle for info in members_of(status)]
         members = members or (handles.volume_snapshot_handles if handles else [])
-        if content.spec.deletion_policy == "Delete" and handle:
-            try:
+        if handle and content.spec.deletion_policy == "Delete":
+
+            async def request(of: VolumeGroupSnapshotContent) -> pb.DeleteVolumeGroupSnapshotRequest:
                 if not members:
                     raise SidecarError("its members are not known, and the driver must be told them")
-                request = pb.DeleteVolumeGroupSnapshotRequest(
-                    group_snapshot_id=handle, snapshot_ids=members, secrets=await self._secrets(content)
+                return pb.DeleteVolumeGroupSnapshotRequest(
+                    group_snapshot_id=handle, snapshot_ids=members, secrets=await self._keeper.secrets(of)
                 )
-                timeout_s = self._context.settings.timeout_for("snapshotter")
-                await self._context.driver.client.DeleteVolumeGroupSnapshot(request, timeout_s=timeout_s)
-            except MoorageError as error:
-                message = f"group snapshot {handle} could not be deleted: {error}; retried with growing pauses"
-                self._events.warning(content, "GroupSnapshotDeleteError", message)
-                raise
-            log.info("group snapshot deleted", content=content.name, group=handle)
-        if names.GROUP_CONTENT_FINALIZER in content.finalizers:
-            left = [each for each in content.finalizers if each != names.GROUP_CONTENT_FINALIZER]
-            await self._patch(content, {"metadata": {"finalizers": left or None}}, content.metadata.resource_version)
 
-    async def _record(self, content: VolumeGroupSnapshotContent, made: pb.VolumeGroupSnapshot) -> None:
+            await self._keeper.remove(content, handle, request, self._context.driver.client.DeleteVolumeGroupSnapshot)
+        await self._keeper.let_go(content)
+
+    async def _record(
+        self, content: VolumeGroupSnapshotContent, made: pb.VolumeGroupSnapshot
+    ) -> VolumeGroupSnapshotContent:
         known = content.status
         status: dict[str, Any] = {"readyToUse": made.ready_to_use, "error": None}
         if known is None or not known.volume_group_snapshot_handle:
             status["volumeGroupSnapshotHandle"] = made.group_snapshot_id
         if known is None or not known.creation_time:
             status["creationTime"] = timestamp_text(decide.nanoseconds(made) / 1e9)
-        if known is None or not known.volume_snapshot_info_list:
-            status["volumeSnapshotInfoList"] = [_info(member) for member in made.snapshots]
-        changed = await self._context.client.patch(
-            VolumeGroupSnapshotContent, content.name, {"status": status}, subresource="status"
-        )
-        self._contents.remember(changed)
+        if not members_of(known):
+            status |= members_field(content, made.snapshots)
+        return await self._keeper.record(content, status)
 
-    async def _failed(
-        self, content: VolumeGroupSnapshotContent, reason: str, error: MoorageError, *, unmark: bool
-    ) -> None:
-        self._events.warning(content, reason, f"{error}; retried with growing pauses")
-        log.warning("group snapshot failed", content=content.name, reason=str(error))
-        try:
-            if unmark:
-                content = await self._mark(content, False)
-            known = content.status.error.message if content.status and content.status.error else None
-            if known != str(error):
-                note = {"time": timestamp_text(time.time()), "message": str(error)}
-                status = {"readyToUse": False, "error": note}
-                changed = await self._context.client.patch(
-                    VolumeGroupSnapshotContent, content.name, {"status": status}, subresource="status"
-                )
-                self._contents.remember(changed)
-        except ApiError as failure:
-            log.warning("failure could not be noted", content=content.name, reason=str(failure))
-
-    async def _mark(self, content: VolumeGroupSnapshotContent, is_creating: bool) -> VolumeGroupSnapshotContent:
-        if (names.GROUP_BEING_CREATED in content.annotations) == is_creating:
-            return content
-        change: dict[str, Any] = {"annotations": {names.GROUP_BEING_CREATED: "yes" if is_creating else None}}
-        if is_creating and self._context.settings.node_deployment:
-            # Whose it is must still be known when its volumes are gone.
-            change["labels"] = {names.SNAPSHOT_MANAGED_BY: self._context.around.node_name}
-        return await self._patch(content, {"metadata": change})
-
-    async def _patch(
-        self, content: VolumeGroupSnapshotContent, patch: dict[str, Any], version: str = ""
-    ) -> VolumeGroupSnapshotContent:
-        try:
-            changed = await self._context.client.patch(VolumeGroupSnapshotContent, content.name, patch, version=version)
-        except NotFound:
-            raise SidecarError(f"content {content.name} is gone") from None
-        if not (changed.is_deleting and not changed.finalizers):
-            self._contents.remember(changed)
-        return changed
-
-    async def _secrets(self, content: VolumeGroupSnapshotContent) -> dict[str, str]:
-        reference = decide.annotated_secret(content, names.GROUP_SECRET_NAME, names.GROUP_SECRET_NAMESPACE)
-        return await read_secret(self._context.client, reference)
+    async def _get_secrets(self, content: VolumeGroupSnapshotContent) -> dict[str, str]:
+        used = self._class_of(content)
+        tokens = {"volumegroupsnapshotcontent.name": content.name}
+        keys = templates.GROUP_SNAPSHOT_GET
+        found = templates.reference_from(used.parameters, keys, tokens, tokens) if used else None
+        return await read_secret(self._context.client, found)
 
     def _class_of(self, content: VolumeGroupSnapshotContent) -> VolumeGroupSnapshotClass | None:
         name = content.spec.volume_group_snapshot_class_name
         return self._classes.get(name) if name else None
-
-
-def _info(member: pb.Snapshot) -> dict[str, Any]:
-    info: dict[str, Any] = {
-        "volumeHandle": member.source_volume_id,
-        "snapshotHandle": member.snapshot_id,
-        "creationTime": decide.nanoseconds(member),
-        "readyToUse": member.ready_to_use,
-    }
-    return info | ({"restoreSize": member.size_bytes} if member.size_bytes > 0 else {})

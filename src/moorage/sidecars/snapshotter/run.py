@@ -5,20 +5,22 @@ import asyncio
 from moorage.kube.informer import Informer
 from moorage.kube.objects import (
     PersistentVolume,
-    VolumeGroupSnapshotClass,
     VolumeGroupSnapshotContent,
     VolumeSnapshotClass,
     VolumeSnapshotContent,
 )
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context, is_served, synced, wait_served
+from moorage.sidecars.context import Context, synced, wait_served
 from moorage.sidecars.roles import Role
 from moorage.sidecars.snapshotter.contents import ContentWorker
 from moorage.sidecars.snapshotter.decide import is_worth_a_look
 from moorage.sidecars.snapshotter.groups import GroupWorker
+from moorage.sidecars.snapshotter.versions import GroupKinds, best_served
 
 log = get_logger(__name__)
+
+_LOOK_FOR_GROUPS_S = 60.0
 
 
 class Snapshotter:
@@ -31,6 +33,7 @@ class Snapshotter:
         self._groups = context.queue("csi-snapshotter-groupsnapshotcontent")
         self._content_worker: ContentWorker | None = None
         self._group_worker: GroupWorker | None = None
+        self._group_kinds: GroupKinds | None = None
 
     async def run(self) -> None:
         """Make and delete snapshots until cancelled."""
@@ -63,16 +66,18 @@ class Snapshotter:
 
     async def _run_groups(self) -> None:
         context = self._context
-        while not await is_served(context.client, VolumeGroupSnapshotContent):
+        while (kinds := await best_served(context.client)) is None:
             log.info("the cluster lacks the group snapshot kinds; groups are off until it has them")
-            await asyncio.sleep(60.0)
-        contents = context.informers.of(VolumeGroupSnapshotContent)
-        classes = context.informers.of(VolumeGroupSnapshotClass)
+            await asyncio.sleep(_LOOK_FOR_GROUPS_S)
+        log.info("group snapshots are on", version=kinds.content.resource.version)
+        contents = context.informers.of(kinds.content)
+        classes = context.informers.of(kinds.group_class)
         await synced(contents, classes)
         if context.settings.node_deployment:
             context.volumes.index("handle", _handle)
             await synced(context.volumes)
-        if self._group_worker is None:
+        if self._group_worker is None or self._group_kinds != kinds:
+            self._group_kinds = kinds
             self._group_worker = GroupWorker(context, contents, classes, self._events)
             contents.subscribe(self._on_group)
         for content in contents:
