@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import select
+import signal
 import ssl
 
 import aiohttp
@@ -333,3 +336,60 @@ async def test_mount_propagation_reaches_where_it_was_asked_to(lab):
         await lab.until(lambda: not lab.mounted())
         await lab.stop_agent()
     await asyncio.sleep(0)
+
+
+async def test_a_container_copies_no_mount_of_the_host_but_its_own_volumes(lab):
+    """A copy of the host's mounts would hold volumes of other pods, and cost more with each of them."""
+    await lab.driver_object()
+    await lab.volume("c1")
+    await lab.volume("c2")
+    async with lab.driver():
+        await lab.start_agent()
+        await lab.pod("other", "c1")
+        await lab.phase("other", "Running")
+        await lab.pod("p1", "c2", command="cut -d' ' -f5 /proc/self/mountinfo", restartPolicy="Never")
+        await lab.phase("p1", "Succeeded")
+        seen = [line for line in (await logs(lab, "p1")).splitlines() if not line.startswith("/sys")]
+        assert sorted(seen) == ["/", "/data", "/dev/pts", "/proc"]
+        for name in ("p1", "other"):
+            await lab.delete(name)
+            await lab.gone(name)
+        await lab.until(lambda: not lab.mounted())
+        await lab.stop_agent()
+
+
+async def test_a_container_has_devices_terminals_and_empty_places_of_its_own(lab):
+    await lab.start_agent()
+    command = """
+      echo lost > /dev/null && head -c 3 /dev/zero | wc -c; test -c /dev/urandom && echo urandom
+      ls -A /tmp /var/tmp /run | grep -v : | grep -c .; stat -c %a /tmp /run /dev/shm; ls /dev/pts
+      touch /tmp/a /dev/shm/b /run/c && echo written; script -qec 'tty' /dev/null
+    """
+    _, text = await run_to_end(lab, command)
+    lines = text.replace("\r", "").splitlines()
+    assert lines[:6] == ["3", "urandom", "0", "1777", "755", "1777"]
+    assert lines[-2] == "written"
+    assert lines[-1].startswith("/dev/pts/")
+    await lab.stop_agent()
+
+
+async def test_a_container_whose_shim_is_killed_dies_with_it_and_is_started_again(lab):
+    agent = await lab.start_agent()
+    pod = await lab.pod(claim="")
+    await lab.phase("p1", "Running")
+    container = agent.pods.workers[pod.uid].containers["main"][-1]
+    first = os.pidfd_open(container.state["pid"])
+    os.kill(container.state["shim"], signal.SIGKILL)
+
+    async def restarted():
+        found = await lab.client.get(Pod, "p1", "default")
+        (status,) = found.status.container_statuses
+        return status if status.restart_count == 1 and "running" in status.state else None
+
+    status = await lab.until(restarted, what="started again")
+    assert status.last_state["terminated"]["exitCode"] == 137
+    assert select.select([first], [], [], 0)[0]  # a descriptor of a process is readable once it has ended
+    os.close(first)
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()

@@ -12,16 +12,16 @@ import os
 import termios
 from typing import Any
 
-from moorage.node.pods import sandbox
+from moorage.node.pods import kernel, sandbox
 
-_KINDS = (("ipc", sandbox.CLONE_NEWIPC), ("uts", sandbox.CLONE_NEWUTS), ("mnt", sandbox.CLONE_NEWNS))
+_KINDS = (("ipc", kernel.CLONE_NEWIPC), ("uts", kernel.CLONE_NEWUTS), ("mnt", kernel.CLONE_NEWNS))
 
 
 def run(request: dict[str, Any], streams: list[int], reply: int) -> int:
     """Run the program with these three streams; answer first with its pid, then with its exit code."""
     target = int(request["pid"])
     with open(f"/proc/{target}/ns/pid", "rb") as namespace:
-        sandbox.set_namespace(namespace.fileno(), sandbox.CLONE_NEWPID)
+        kernel.set_namespace(namespace.fileno(), kernel.CLONE_NEWPID)
     fail_read, fail_write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -46,11 +46,11 @@ def run(request: dict[str, Any], streams: list[int], reply: int) -> int:
 def _become(request: dict[str, Any], target: int, streams: list[int], fail: int) -> None:
     try:
         os.set_inheritable(fail, False)
-        sandbox.reset_signals()
+        kernel.reset_signals()
         sandbox.join(request.get("cgroups", []))
         namespaces = [(os.open(f"/proc/{target}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in _KINDS]
         for fd, kind in namespaces:
-            sandbox.set_namespace(fd, kind)
+            kernel.set_namespace(fd, kind)
         os.setsid()
         for number, fd in enumerate(streams):
             os.dup2(fd, number)

@@ -7,7 +7,6 @@ Start reading at: `Runtime.start`, `Runtime.find`.
 
 import array
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 
 from moorage.errors import MoorageError
 from moorage.log import get_logger
-from moorage.node.pods.shim import start_ticks
+from moorage.node.pods.shim import parent_of, start_ticks
 
 log = get_logger(__name__)
 
@@ -79,10 +78,7 @@ class Runtime:
         """Run a container; returns when its program has been executed, or raises ContainerFailed."""
         container.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         container.log.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        scratch = container.directory / "root"
-        scratch.mkdir(exist_ok=True)
-        state = container.directory / "state.json"
-        document = {**spec, "state": str(state), "log": str(container.log), "scratch": str(scratch)}
+        document = {**spec, "state": str(container.directory / "state.json"), "log": str(container.log)}
         path = container.directory / "spec.json"
         path.write_text(json.dumps(document))
         path.chmod(0o600)  # environment variables may be secret
@@ -94,7 +90,7 @@ class Runtime:
             raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
         finally:
             reply.close()
-        container.state = read_state(container.directory)
+        container.state = dict(answer.get("state") or read_state(container.directory))
         if "error" in answer or not answer:
             raise ContainerFailed(str(answer.get("error") or "the process that starts containers went away"))
         self._follow(container)
@@ -107,10 +103,10 @@ class Runtime:
 
     def stop(self, container: Container) -> None:
         """Ask the container to end."""
-        self._signal(container, signal.SIGUSR1)
+        self._signal(container, signal.SIGTERM)
 
     def kill(self, container: Container) -> None:
-        self._signal(container, signal.SIGUSR2)
+        self._signal(container, signal.SIGKILL)
 
     async def enter(self, container: Container, request: Mapping[str, Any], streams: Sequence[int]) -> "Reply":
         """Run a program inside; the reply gives its pid and later its exit code."""
@@ -141,9 +137,21 @@ class Runtime:
             self._process = None
 
     def _signal(self, container: Container, number: signal.Signals) -> None:
-        if container.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(container.pidfd, number)
+        """To the container's first process. As long as it is a child of its shim, its number is its own."""
+        if container.pidfd < 0:
+            return
+        pid = int(container.state.get("pid") or 0)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (ProcessLookupError, OSError, ValueError):
+            return
+        try:
+            if parent_of(pid) == container.state["shim"]:
+                signal.pidfd_send_signal(pidfd, number)
+        except (ProcessLookupError, FileNotFoundError) as gone:
+            log.debug("container ended by itself", container=container.id, reason=str(gone))
+        finally:
+            os.close(pidfd)
 
     def _follow(self, container: Container) -> None:
         pid, ticks = int(container.state.get("shim", 0)), container.state.get("shim_start")

@@ -5,71 +5,51 @@ Runs in a fork of the zygote with the standard library only. It outlives the age
 Owns: the container's first process, its log file, its state file.
 Start reading at: `run`.
 
-Signals: USR1 asks the container to stop (its stop signal), USR2 kills it. If the shim dies, the kernel kills
-the container.
+Signals go from the agent to the container's first process. If the shim dies, the kernel kills the container.
+Every page that is written to here is copied from the zygote, so whatever is done in few steps is.
 """
 
-import contextlib
 import json
 import os
 import select
-import signal
 import time
 from typing import Any
 
-from moorage.node.pods import sandbox
+from moorage.node.pods import kernel, rootfs, sandbox
 
 _CHUNK = 65536
 _LONGEST_LINE = 16384
 _ROTATE_BYTES = 10 * 1024 * 1024
 
 
-def run(spec_path: str, reply: int) -> int:
-    """Start the container that `spec.json` describes and stay until it has ended."""
-    with open(spec_path, encoding="utf-8") as file:
-        spec: dict[str, Any] = json.load(file)
-    wakeup_read, wakeup_write = os.pipe()
-    os.set_blocking(wakeup_write, False)
-    os.set_blocking(wakeup_read, False)
-    for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-    sandbox.join(spec.get("shim_cgroups", []))
+def run(spec: dict[str, Any], template: int, reply: int) -> int:
+    """Start the container that is described and stay until it has ended."""
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
     fail_read, fail_write = os.pipe()
-    if not spec.get("host_pid"):
-        sandbox.unshare(sandbox.CLONE_NEWPID)
-    pid = os.fork()
-    if pid == 0:
-        for fd in (out_read, err_read, fail_read, wakeup_read, wakeup_write, reply):
-            os.close(fd)
-        signal.set_wakeup_fd(-1)
-        sandbox.become(spec, out_write, err_write, fail_write)
+    pid, failed = _fork(spec, template, (out_write, err_write, fail_write))
     for fd in (out_write, err_write, fail_write):
         os.close(fd)
     _become_quiet()
-    started = time.time()
     state: dict[str, Any] = {
         "shim": os.getpid(),
         "shim_start": start_ticks(os.getpid()),
         "pid": pid,
-        "started": started,
+        "started": time.time(),
     }
     _write(spec["state"], state)
-    failed = _all_of(fail_read)
+    failed = failed or _all_of(fail_read)
     if failed:
-        _, status = os.waitpid(pid, 0)
+        if pid:
+            os.waitpid(pid, 0)
         state |= {"exit_code": 128, "finished": time.time(), "reason": "StartError", "message": failed}
         _write(spec["state"], state)
-        os.write(reply, json.dumps({"error": failed}).encode())
+        os.write(reply, json.dumps({"error": failed, "state": state}).encode())
         return 0
-    os.write(reply, json.dumps({"shim": os.getpid(), "pid": pid, "started": started}).encode())
+    os.write(reply, json.dumps({"state": state}).encode())
     os.close(reply)
     logs = _Logs(spec["log"])
-    status = _attend(pid, spec, {out_read: "stdout", err_read: "stderr"}, wakeup_read, logs)
+    status = _attend(pid, {out_read: "stdout", err_read: "stderr"}, logs)
     ended: dict[str, Any] = {"finished": time.time(), "exit_code": os.waitstatus_to_exitcode(status)}
     if ended["exit_code"] < 0:
         ended["signal"] = -ended["exit_code"]
@@ -79,45 +59,75 @@ def run(spec_path: str, reply: int) -> int:
     return 0
 
 
+def _fork(spec: dict[str, Any], template: int, streams: tuple[int, int, int]) -> tuple[int, str]:
+    """The container's first process, and why there is none. All that can be done before it is there is done here: each
+    page that the new process touches before its program would be copied for it alone."""
+    host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    groups: list[int] = []
+    mask = os.umask(0)
+    try:
+        groups = sandbox.open_groups(spec.get("cgroups", []))
+        if not spec.get("host_pid"):
+            kernel.unshare(kernel.CLONE_NEWPID)
+        rootfs.enter(spec, template)
+        pid = os.fork()
+        if pid == 0:
+            sandbox.become(spec, groups, *streams)
+        return pid, ""
+    except OSError as error:
+        return 0, str(error)
+    finally:
+        kernel.set_namespace(host, kernel.CLONE_NEWNS)
+        os.umask(mask)
+        for fd in (host, template, *groups):
+            os.close(fd)
+
+
+def content_of(path: str) -> bytes:
+    """A small file's content."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while chunk := os.read(fd, _CHUNK):
+            data += chunk
+        return data
+    finally:
+        os.close(fd)
+
+
 def start_ticks(pid: int) -> int:
     """When a process was started, in ticks since boot: with the pid it names a process for good."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])
+    return int(content_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
 
 
-def _attend(pid: int, spec: dict[str, Any], streams: dict[int, str], wakeup: int, logs: "_Logs") -> int:
+def parent_of(pid: int) -> int:
+    """The process that a process is a child of."""
+    return int(content_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+
+
+def _attend(pid: int, streams: dict[int, str], logs: "_Logs") -> int:
     poll = select.poll()
-    for fd in (*streams, wakeup):
+    first = os.pidfd_open(pid)
+    for fd in (*streams, first):
         poll.register(fd, select.POLLIN)
     status: int | None = None
     while status is None or streams:
         # Once the first process is gone everything in its PID namespace is: what is in the pipes is all there is.
-        for fd, _ in poll.poll(None if status is None else 200):
-            if fd != wakeup:
-                data = os.read(fd, _CHUNK)
-                logs.add(streams[fd], data)
-                if not data:
-                    poll.unregister(fd)
-                    os.close(fd)
-                    del streams[fd]
+        found = poll.poll(None if status is None else 200)
+        if status is not None and not found:
+            break
+        for fd, _ in found:
+            if fd == first:
+                poll.unregister(first)
+                _, status = os.waitpid(pid, 0)
                 continue
-            for number in os.read(wakeup, 256):
-                if number == signal.SIGUSR1:
-                    _send(pid, int(spec.get("stop_signal", signal.SIGTERM)))
-                elif number == signal.SIGUSR2:
-                    _send(pid, signal.SIGKILL)
-            if status is None:
-                found, ended = os.waitpid(pid, os.WNOHANG)
-                status = ended if found == pid else None
-        else:
-            if status is not None and not poll.poll(0):
-                break
+            data = os.read(fd, _CHUNK)
+            logs.add(streams[fd], data)
+            if not data:
+                poll.unregister(fd)
+                os.close(fd)
+                del streams[fd]
     return status
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 class _Logs:
@@ -126,8 +136,8 @@ class _Logs:
     def __init__(self, path: str) -> None:
         self._path = path
         self._partial = {"stdout": b"", "stderr": b""}
-        self._fd = self._open()
-        self._size = os.fstat(self._fd).st_size
+        self._fd = -1  # opened with the first line: most containers that run for long say little
+        self._size = 0
 
     def add(self, stream: str, data: bytes) -> None:
         text = self._partial[stream] + data
@@ -144,14 +154,18 @@ class _Logs:
         for stream, rest in self._partial.items():
             if rest:
                 self._write(_line(stream, b"P", rest))
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def _write(self, data: bytes) -> None:
-        if self._size > _ROTATE_BYTES:
-            os.close(self._fd)
-            os.replace(self._path, f"{self._path}.1")
-            self._fd, self._size = self._open(), 0
         try:
+            if self._size > _ROTATE_BYTES:
+                os.close(self._fd)
+                self._fd = -1
+                os.replace(self._path, f"{self._path}.1")
+            if self._fd < 0:
+                self._fd = self._open()
+                self._size = os.fstat(self._fd).st_size
             os.write(self._fd, data)
             self._size += len(data)
         except OSError:
@@ -185,6 +199,9 @@ def _all_of(fd: int) -> str:
 
 def _write(path: str, state: dict[str, Any]) -> None:
     temporary = f"{path}.new"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(state, file)
-    os.replace(temporary, path)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, json.dumps(state).encode())
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)

@@ -8,17 +8,19 @@ Start reading at: `main`.
 """
 
 import array
+import contextlib
 import gc
 import json
 import os
 import signal
 import socket
 import sys
+from typing import Any
 
 # The interpreter is started without site packages; only the package's own, empty parents are imported on the way.
 sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
-from moorage.node.pods import enter, shim
+from moorage.node.pods import enter, kernel, rootfs, shim
 
 _LARGEST = 1 << 18
 _MOST_FDS = 4
@@ -27,8 +29,10 @@ _MOST_FDS = 4
 def main(control_fd: int) -> None:
     """Serve requests until the other side is closed."""
     control = socket.socket(fileno=control_fd)
+    template = rootfs.template()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # shims keep it so
+        signal.signal(number, signal.SIG_IGN)
     os.setsid()
     gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process
     gc.freeze()
@@ -36,33 +40,48 @@ def main(control_fd: int) -> None:
         data, fds = _receive(control)
         if not data:
             return
-        if os.fork() == 0:
-            _serve(control, json.loads(data), fds)
+        try:
+            request = _read(data)  # here, where the pages that it touches are not copied
+            if os.fork() == 0:
+                _serve(control, request, fds, template)
+        except (OSError, ValueError) as error:
+            _answer(fds[-1], error)
         for fd in fds:
             os.close(fd)
 
 
-def _serve(control: socket.socket, request: dict[str, object], fds: list[int]) -> None:
+def _serve(control: socket.socket, request: dict[str, Any], fds: list[int], template: int) -> None:
     """In the child: never returns. The last descriptor is where the answer goes."""
     status = 1
     try:
         control.close()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        kernel.heed_children()
         os.setsid()
         if request["op"] == "run":
-            status = shim.run(str(request["spec"]), fds[-1])
+            status = shim.run(request["spec"], template, fds[-1])
         else:
             status = enter.run(request, fds[:3], fds[-1])
     except BaseException as error:
-        os.write(fds[-1], json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        _answer(fds[-1], error)
     finally:
         os._exit(status)
 
 
+def _read(data: bytes) -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(data)
+    if request["op"] == "run":
+        request["spec"] = json.loads(shim.content_of(request["spec"]))
+    return request
+
+
+def _answer(reply: int, error: BaseException) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        os.write(reply, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+
+
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     size = array.array("i").itemsize
-    data, ancillary, _, _ = control.recvmsg(_LARGEST, socket.CMSG_LEN(_MOST_FDS * size))
+    data, ancillary, _, _ = control.recvmsg(_LARGEST, socket.CMSG_LEN(_MOST_FDS * size), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

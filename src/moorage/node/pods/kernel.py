@@ -1,0 +1,124 @@
+"""The system calls that make containers, as Python calls them.
+
+Owns: their numbers, flags and errors; which are made, and in which order, is said in `rootfs.py` and `sandbox.py`.
+Uses the standard library only: the processes beside containers are forked from a bare interpreter.
+Start reading at: `open_tree`, `attach`.
+"""
+
+import ctypes
+import os
+import signal
+import struct
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
+MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
+_MNT_DETACH = 2
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
+_OPEN_TREE_CLONE, _AT_RECURSIVE, _AT_EMPTY_PATH, _AT_FDCWD = 1, 0x8000, 0x1000, -100
+_MOVE_FROM_EMPTY = 0x4
+_ATTR_RDONLY = 1
+_RESOLVE_BENEATH, _RESOLVE_NO_MAGICLINKS = 0x08, 0x02
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_libc.signal.restype = ctypes.c_void_p
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), "unshare")
+
+
+def set_namespace(fd: int, kind: int) -> None:
+    _check(_libc.setns(fd, kind), "setns")
+
+
+def mount(source: str, target: str, fstype: str, flags: int, data: str = "") -> None:
+    done = _libc.mount(
+        os.fsencode(source), os.fsencode(target), fstype.encode(), ctypes.c_ulong(flags), data.encode() or None
+    )
+    _check(done, f"mount {fstype or source} at {target}")
+
+
+def take_root() -> None:
+    """The working directory, a mount of its own, becomes the root; the old one leaves this namespace."""
+    _check(_libc.syscall(_SYS_PIVOT_ROOT.get(os.uname().machine, 41), b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "leave the host's root")
+    os.chdir("/")
+
+
+def open_tree(entry: int, shown: str) -> int:
+    """A detached copy of the mounts at a descriptor and below it; it stays a peer of what it was copied from."""
+    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | _AT_EMPTY_PATH | os.O_CLOEXEC
+    tree: int = _libc.syscall(_SYS_OPEN_TREE, entry, b"", flags)
+    _check(tree, f"open volume {shown}")
+    return tree
+
+
+def attach(tree: int, target: str) -> None:
+    """Mount a detached tree; its descriptor is closed."""
+    moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_FROM_EMPTY)
+    _check(moved, f"mount volume at {target}")
+    os.close(tree)
+
+
+def set_propagation(tree: int, propagation: int, *, read_only: bool = False) -> None:
+    """For a detached tree and every mount in it."""
+    _set_attributes(tree, "", _AT_EMPTY_PATH | _AT_RECURSIVE, _ATTR_RDONLY if read_only else 0, propagation)
+
+
+def make_read_only(path: str, *, recursive: bool) -> None:
+    _set_attributes(_AT_FDCWD, path, _AT_RECURSIVE if recursive else 0, _ATTR_RDONLY, 0)
+
+
+def open_beneath(base: int, path: str, flags: int) -> int:
+    """Open a path below a directory; no link on the way may lead out of it."""
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    found: int = _libc.syscall(_SYS_OPENAT2, base, path.encode(), how, len(how))
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return found
+
+
+def set_host_name(name: bytes) -> None:
+    _check(_libc.sethostname(name, len(name)), "set the host name")
+
+
+def drop_capability(number: int) -> None:
+    """From the bounding set; the kernel may not know every number."""
+    _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+
+
+def forbid_new_privileges() -> None:
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+
+
+def die_with_parent() -> None:
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "prctl")
+
+
+def reset_signals() -> None:
+    """A program must find every signal as a fresh one does; what is ignored now would stay ignored in it."""
+    for number in range(1, 32):  # straight to the C library: Python's own way makes an enum of each
+        _libc.signal(number, None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def heed_children() -> None:
+    """Ended children are waited for again, also if their end was to be ignored before."""
+    _libc.signal(int(signal.SIGCHLD), None)
+
+
+def _set_attributes(base: int, path: str, flags: int, attributes: int, propagation: int) -> None:
+    wanted = struct.pack("=QQQQ", attributes, 0, propagation, 0)
+    done = _libc.syscall(_SYS_MOUNT_SETATTR, base, os.fsencode(path), flags, wanted, len(wanted))
+    _check(done, f"set attributes of mount {path or base}")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
