@@ -5,11 +5,11 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo test check bench image pins generate clean
+.PHONY: help demo test check bench image image-check pins generate clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: ## bring the whole stack up on this machine, walk one volume through its life, leave nothing behind
 	@scripts/prepare run
@@ -32,6 +32,10 @@ bench: ## run every benchmark; each prints its figure and its bound
 
 image: ## make the container image as an OCI archive, without pulling a base image
 	@deploy/image/build
+
+image-check: ## make the image twice under different circumstances: both must have the same digest
+	@scripts/prepare dev
+	@deploy/image/check
 
 generate: ## write the protocol stubs anew from the .proto files
 	@scripts/prepare dev

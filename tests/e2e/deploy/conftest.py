@@ -63,22 +63,69 @@ def _image_archive(cannot_run: Callable[[str], NoReturn]) -> Path:
         pytest.skip("needs root, to unpack packages")
     if shutil.which("mmdebstrap") is None:
         cannot_run("there is no mmdebstrap: the image cannot be made here; scripts/prepare dev installs it")
+    return _built(ROOT, f"{_digest_of_inputs()}.oci.tar", cannot_run)
+
+
+def _built(
+    tree: Path, name: str, cannot_run: Callable[[str], NoReturn], umask: int = 0o022, **environment: str
+) -> Path:
+    """The image of a tree, from the last run if that made it."""
     cache = Path(tempfile.gettempdir()) / "moorage-image-cache"
     cache.mkdir(exist_ok=True, mode=0o700)
-    archive = cache / f"{_digest_of_inputs()}.oci.tar"
+    archive = cache / name
     if not archive.exists():
         for old in cache.glob("*.oci.tar"):
-            old.unlink()
+            if old.name[:16] != name[:16]:
+                old.unlink()
         building = archive.with_suffix(".part")
         done = subprocess.run(
-            [ROOT / "deploy/image/build", building],
-            capture_output=True, text=True, check=False, timeout=280, env={**os.environ, "VENV": sys.prefix},
+            [tree / "deploy/image/build", building], capture_output=True, text=True, check=False, timeout=280,
+            env={**os.environ, "VENV": sys.prefix, **environment}, umask=umask,
         )  # fmt: skip
         if "apt-get update" in done.stderr:
             cannot_run(f"Debian's packages cannot be reached: {done.stderr[-300:]}")
         assert done.returncode == 0, done.stderr
         building.rename(archive)
     return archive
+
+
+@pytest.fixture(scope="session")
+def next_oci(oci, cannot_run, tmp_path_factory) -> "Oci":
+    """An image of another version, made from a copy of this tree elsewhere, later, and with another umask."""
+    tree = tmp_path_factory.mktemp("next version")
+    for name in (*INPUTS, "pyproject.toml"):
+        source, target = ROOT / name, tree / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copy)
+        else:
+            shutil.copy(source, target)
+    from next_version import NEXT
+
+    for name, (old, new) in NEXT.items():
+        text = (tree / name).read_text()
+        assert text.count(old) == 1, name
+        (tree / name).write_text(text.replace(old, new))
+    with oci.layer() as layer:
+        epoch = str(next(iter(layer)).mtime)
+    surroundings = {"SOURCE_DATE_EPOCH": epoch, "TZ": "Asia/Tokyo", "TMPDIR": str(tree)}
+    with _one_at_a_time("image"):
+        archive = _built(tree, f"{_digest_of_inputs()}-next.oci.tar", cannot_run, 0o077, **surroundings)
+    return Oci(archive)
+
+
+@pytest.fixture(scope="session")
+def next_rootfs(next_oci):
+    """The root filesystem of the other version."""
+    yield from _unpacked(next_oci)
+
+
+def _unpacked(image: "Oci") -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="moo-rootfs-"))
+    with image.layer() as layer:
+        layer.extractall(directory, filter="tar")
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")
@@ -116,11 +163,7 @@ class Oci:
 @pytest.fixture(scope="session")
 def rootfs(oci):
     """The root filesystem of the image."""
-    directory = Path(tempfile.mkdtemp(prefix="moo-rootfs-"))
-    with oci.layer() as layer:
-        layer.extractall(directory, filter="tar")
-    yield directory
-    shutil.rmtree(directory)
+    yield from _unpacked(oci)
 
 
 @pytest.fixture

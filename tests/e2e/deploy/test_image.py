@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from next_version import NEXT
 
 import moorage
 from moorage.cluster.layout import Layout
@@ -42,6 +43,25 @@ def test_it_is_small_and_has_no_compiler_installer_or_foreign_owner(oci):
     assert len({member.mtime for member in members}) == 1
     powerful = [m.name for m in members if m.isfile() and m.mode & (stat.S_ISUID | stat.S_ISGID | stat.S_IWOTH)]
     assert powerful == []
+
+
+def test_the_same_inputs_give_the_same_bytes_elsewhere_and_later(oci, next_oci):
+    """The other image was made in another folder, later, and with another umask; only its version is another."""
+
+    def content(image) -> dict[str, tuple]:
+        with image.layer() as tar:
+            return {
+                m.name: (m.mode, m.type, m.linkname, m.mtime, tar.extractfile(m).read() if m.isfile() else b"")
+                for m in tar
+            }
+
+    ours, theirs = content(oci), content(next_oci)
+    assert list(ours) == list(theirs)
+    changed = {name for name in ours if ours[name] != theirs[name]}
+    sources = {f"usr/lib/python3/dist-packages/{name.removeprefix('src/')}" for name in NEXT}
+    assert {name for name in changed if name.endswith(".py")} == sources
+    assert {name.rpartition("/")[2].partition(".")[0] for name in changed} == {"__init__", "records"}
+    assert len(changed) == 2 * len(sources), "each source and what it compiles to, and nothing else"
 
 
 def test_other_readers_of_the_format_take_it(image_archive, cannot_run):

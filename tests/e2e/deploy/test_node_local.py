@@ -1,9 +1,8 @@
 """The node-local manifests, started as they are from the image: volumes live, rights suffice, upgrades are quiet."""
 
-import shutil
-
 import pytest
 from account_rights import check_rights
+from next_version import NEXT_VERSION
 from volume_life import Life, claim, pod
 
 import moorage
@@ -52,7 +51,7 @@ def test_volumes_live_on_what_the_manifests_start_with_the_least_rights(stage):
         running.stop()
 
 
-def test_a_pod_reads_and_writes_while_plugin_and_sidecars_are_replaced(stage, rootfs, short_path):
+def test_a_pod_reads_and_writes_while_plugin_and_sidecars_are_replaced(stage, rootfs, next_rootfs):
     objects = stage.deploy("node-local", "moorage-system")
     (workload,) = [o for o in objects if o["kind"] == "DaemonSet"]
     node = stage.pod_of(workload)
@@ -66,8 +65,7 @@ def test_a_pod_reads_and_writes_while_plugin_and_sidecars_are_replaced(stage, ro
     )
     stage.pod_runs("writer")
 
-    newer = newer_image(rootfs, short_path / "newer")
-    for image, end in ((newer, "stop"), (rootfs, "kill"), (rootfs, "stop")):  # upgrade, downgrade, crash
+    for image, end in ((next_rootfs, "stop"), (rootfs, "stop"), (next_rootfs, "kill"), (rootfs, "kill")):
         before = written(stage)
         for container in node.containers.values():
             container.stop() if end == "stop" else container.kill()
@@ -75,13 +73,20 @@ def test_a_pod_reads_and_writes_while_plugin_and_sidecars_are_replaced(stage, ro
         node.image = image
         node.start()
         node.wait_ready()
-        version = "0.1.1-next" if image == newer else moorage.__version__
+        version = NEXT_VERSION if image == next_rootfs else moorage.__version__
         found = [line for line in node.containers["sidecars"].log.read_text().splitlines() if "driver found" in line]
         assert f'"version": "{version}"' in found[-1]
+        if (image, end) == (next_rootfs, "stop"):
+            stage.apply(claim("late", "moorage"), pod("late", ["late"], "echo kept >/late/file; sync; echo done"))
+            stage.log_has("late", "done")
+            records = [path.read_text() for path in (stage.layout.pool / "volumes").glob("*/volume.json")]
+            assert sum(NEXT_VERSION in record for record in records) == 1, (
+                "the next version keeps records of its own kind"
+            )
 
-    # What another plugin mounted, the last one publishes again and takes away.
-    stage.apply(pod("second", ["data"], "head -n 1 /data/log"))
-    stage.log_has("second", "1")
+    # What another plugin made and mounted, the last one publishes again and takes away.
+    stage.apply(pod("second", ["data", "late"], "head -n 1 /data/log; cat /late/file"))
+    assert stage.log_has("second", "kept").split() == ["1", "kept"]
     for volume in ("data", "files"):
         found = numbers(stage, volume)
         assert found == list(range(1, len(found) + 1)), "nothing is lost and nothing is written twice"
@@ -91,17 +96,6 @@ def test_a_pod_reads_and_writes_while_plugin_and_sidecars_are_replaced(stage, ro
     assert mountinfo.mounts_below(stage.kubelet / "pods") == []
     assert loop.attached(stage.layout.pool) == []
     node.stop()
-
-
-def newer_image(rootfs, target):
-    """The same image as another version says of itself."""
-    shutil.copytree(rootfs, target, symlinks=True)
-    package = target / "usr/lib/python3/dist-packages/moorage"
-    (package / "__init__.py").write_text(
-        (package / "__init__.py").read_text().replace(f'"{moorage.__version__}"', '"0.1.1-next"')
-    )
-    next((package / "__pycache__").glob("__init__*")).unlink()
-    return target
 
 
 def numbers(stage, volume) -> list[int]:
