@@ -1,84 +1,18 @@
 """The command `moorage node` in its own process, killed without warning."""
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from moorage.apiserver.testing import serve
-from moorage.host import mountinfo, mounts
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.host import mountinfo
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.removal import remove_tree
 from moorage.node.testing import ScriptedDriver
 
 pytestmark = pytest.mark.root
 NODE = "e2e-node"
-
-
-async def until(condition, timeout_s=60.0, what="condition"):
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        await asyncio.sleep(0.05)
-
-
-@contextlib.asynccontextmanager
-async def cluster(directory):
-    """A running API server and a client of it."""
-    async with serve(directory) as server:
-        config = kube_config.from_values(server.insecure_url, server.token)
-        async with Client(config) as client:
-            yield server, client
-
-
-@pytest.fixture
-def base():
-    made = Path("/tmp") / f"moorage-node-e2e-{time.monotonic_ns() % 10**9}"
-    made.mkdir()
-    yield made
-    for state in made.glob("root/pods/*/containers/*/*/state.json"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(json.loads(state.read_text())["shim"], signal.SIGKILL)
-    for pod in made.glob("root/pods/*"):
-        Cgroups(NODE).remove(pod.name)
-    Cgroups(NODE).remove_own()
-    left = mountinfo.mounts_below(made)
-    for one in reversed(left):
-        mounts.unmount(one.target, lazy=True)
-    remove_tree(made)
-    assert left == []
-
-
-async def agent(base, kubeconfig, client, *more):
-    arguments = ("node", "--node-name", NODE, "--root-dir", str(base / "root"), "--kubeconfig", str(kubeconfig), *more)
-    with (base / "agent.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "moorage.cli.main", *arguments, stdout=log, stderr=log
-        )
-
-    async def ready():
-        assert process.returncode is None, (base / "agent.log").read_text()
-        text = (base / "agent.log").read_text()
-        node = await client.find(Node, NODE)
-        return f"agent is ready node={NODE}" in text and node is not None and node.is_ready
-
-    await until(ready, what="agent ready")
-    return process
 
 
 async def make_pod(client):
@@ -101,7 +35,7 @@ async def make_pod(client):
     return await client.create(Pod, {"metadata": {"name": "p1"}, "spec": pod}, "default")
 
 
-async def test_a_pod_outlives_the_agent_and_the_next_one_takes_it_up_and_away(base, tmp_path):
+async def test_a_pod_outlives_the_agent_and_the_next_one_takes_it_up_and_away(base, tmp_path, agent, cluster, until):
     driver = ScriptedDriver(
         "e2e.dev", base / "data", base / "root/plugins/e2e/csi.sock", base / "root/plugins_registry"
     )
@@ -144,7 +78,7 @@ async def test_a_pod_outlives_the_agent_and_the_next_one_takes_it_up_and_away(ba
         assert not (await client.get(Node, NODE)).is_ready
 
 
-async def test_a_second_agent_on_the_same_root_is_refused(base, tmp_path):
+async def test_a_second_agent_on_the_same_root_is_refused(base, tmp_path, agent, cluster):
     async with cluster(tmp_path / "api") as (server, client):
         first = await agent(base, server.kubeconfig, client)
         second = await asyncio.create_subprocess_exec(
@@ -158,7 +92,7 @@ async def test_a_second_agent_on_the_same_root_is_refused(base, tmp_path):
         assert await first.wait() == 0
 
 
-async def test_removing_the_node_takes_its_objects_with_it(base, tmp_path):
+async def test_removing_the_node_takes_its_objects_with_it(base, tmp_path, agent, cluster):
     async with cluster(tmp_path / "api") as (server, client):
         process = await agent(base, server.kubeconfig, client, "--on-stop", "remove")
         process.send_signal(signal.SIGTERM)

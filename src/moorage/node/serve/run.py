@@ -3,6 +3,7 @@
 Owns: routes, and who may use them. Start reading at: `Endpoint`.
 """
 
+import ssl
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -11,6 +12,7 @@ import prometheus_client
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from moorage.errors import MoorageError
 from moorage.kube.client import Client
 from moorage.kube.objects.meta import as_document, seconds_of
 from moorage.log import get_logger
@@ -67,11 +69,26 @@ class Endpoint:
         config = self._config
         authority = authority_of(config.api, config.client_ca)
         tls = server_context(Layout(config.root).run, config.node_name, config.address, authority)
-        site = web.TCPSite(self._runner, config.address, config.port, ssl_context=tls)
-        await site.start()
-        server = self._runner.addresses[0]
-        self.port = int(server[1])
+        await self._listen(self._runner, tls)
         return self
+
+    async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext) -> None:
+        """On the port that was asked for; without one, on that of the agent before, which clients may still know."""
+        config = self._config
+        remembered = Layout(config.root).run / "port"
+        wanted = config.port or _port_in(remembered)
+        try:
+            await web.TCPSite(runner, config.address, wanted, ssl_context=tls).start()
+        except OSError as error:
+            if config.port or not wanted:
+                raise MoorageError(f"cannot listen on {config.address}:{wanted}: {error.strerror or error}") from error
+            log.info("port of the agent before is taken; another is used", port=wanted, reason=str(error))
+            await web.TCPSite(runner, config.address, 0, ssl_context=tls).start()
+        self.port = int(runner.addresses[0][1])
+        try:
+            remembered.write_text(f"{self.port}\n")
+        except OSError as error:
+            log.warning("port is not remembered", path=str(remembered), reason=str(error))
 
     async def __aexit__(self, *_: object) -> None:
         if self._runner is not None:
@@ -158,6 +175,15 @@ class Endpoint:
         if not attempts:
             return f'container "{wanted}" in pod "{name}" is waiting to start: ContainerCreating'
         return attempts[-1]
+
+
+def _port_in(path: Path) -> int:
+    """A port that was remembered, or 0."""
+    try:
+        port = int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+    return port if 0 < port < 1 << 16 else 0
 
 
 def _log_options(request: web.Request) -> LogOptions:
