@@ -360,8 +360,8 @@ def export(
     A volume is exported from a snapshot cut for it, which goes afterwards.
     """
     as_json = show.check_output(output)
-    to_pipe = file == "-"
-    _check_export(file, resume, overwrite, skip, as_json)
+    to = _To(file, resume, skip, sync)
+    _check_export(to, overwrite, as_json)
     with ctx.obj.open() as pool:
         base = snapshot_named(pool, since) if since else None
         found = source_named(pool, source)
@@ -369,36 +369,51 @@ def export(
             if isinstance(found, Volume) and found.kind is Kind.IMAGE and pool.copies_by_reflink:
                 with snapshot_for_export(pool, found, _left_behind(file) if resume else "") as cut:
                     try:
-                        done = _export(pool, cut, base, file, resume, skip, sync, progress)
+                        done = _export(pool, cut, base, to, progress)
                     except MoorageError:
-                        how = f"`export snapshot/{cut.id} - --skip N`" if to_pipe else "--resume"
+                        how = f"`export snapshot/{cut.id} - --skip N`" if to.is_pipe else "--resume"
                         typer.echo(f"Snapshot {cut.id} stays, so that {how} can go on; remove it otherwise.", err=True)
                         raise
             else:
-                done = _export(pool, found, base, file, resume, skip, sync, progress)
+                done = _export(pool, found, base, to, progress)
     if as_json:
         show.json_out({"file": file, "source": found.id, "since": base.id if base else "", "result": done})
-    elif not to_pipe:
+    elif not to.is_pipe:
         resumed = f", resumed at {show.size(done.resumed_at)}" if done.resumed_at else ""
         show.say(f"{file}: {show.size(done.data_bytes)} of data of {found.id}{resumed}")
 
 
-def _check_export(file: str, resume: bool, overwrite: bool, skip: int, as_json: bool) -> None:
-    if file == "-":
-        if resume or overwrite:
+@dataclass(frozen=True, slots=True)
+class _To:
+    """Where an export goes, and how."""
+
+    file: str
+    resume: bool
+    skip: int
+    sync: bool
+
+    @property
+    def is_pipe(self) -> bool:
+        return self.file == "-"
+
+
+def _check_export(to: _To, overwrite: bool, as_json: bool) -> None:
+    file = to.file
+    if to.is_pipe:
+        if to.resume or overwrite:
             raise UsageError("stdout cannot be resumed or replaced; --skip leaves out what its reader has")
         if as_json:
             raise UsageError("-o json and the stream cannot both go to stdout; export to a file")
         if sys.stdout.isatty():
             raise UsageError("the stream is not for a terminal; give a file or redirect stdout")
         return
-    if skip:
+    if to.skip:
         raise UsageError("--skip is for stdout; a file is resumed with --resume")
-    if resume and overwrite:
+    if to.resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other")
     if os.path.lexists(file) and not overwrite:
         raise UsageError(f"{file} exists; give another name or --overwrite")
-    if os.path.lexists(f"{file}.partial") and not (resume or overwrite):
+    if os.path.lexists(f"{file}.partial") and not (to.resume or overwrite):
         raise UsageError(f"{file}.partial is left from an export that did not end; give --resume or --overwrite")
 
 
@@ -415,15 +430,13 @@ def _left_behind(file: str) -> str:
     return found.header.snapshot_id if found is not None else ""
 
 
-def _export(
-    pool: Pool, found: Any, base: Snapshot | None, file: str, resume: bool, skip: int, sync: bool, progress: Any
-) -> Any:
+def _export(pool: Pool, found: Any, base: Snapshot | None, to: _To, progress: Any) -> Any:
     from moorage.storage.export import export_to_file, export_to_pipe, subject_of
 
     subject = subject_of(pool, found, base)
-    if file == "-":
-        return export_to_pipe(subject, sys.stdout.fileno(), progress, skip=skip)
-    return export_to_file(subject, Path(file), progress, resume=resume, sync=sync)
+    if to.is_pipe:
+        return export_to_pipe(subject, sys.stdout.fileno(), progress, skip=to.skip)
+    return export_to_file(subject, Path(to.file), progress, resume=to.resume, sync=to.sync)
 
 
 @app.command(name="import")

@@ -7,16 +7,20 @@ Start reading at: `subject_of`, `export_to_file`, `export_to_pipe`.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
+import queue
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from moorage.errors import UsageError
+from moorage.host import writeback
 from moorage.host.errors import host_error
 from moorage.host.extents import Progress, Range, data_ranges
 from moorage.storage.errors import ImageMissing, InvalidValue, StorageError, VolumeInUse
@@ -41,6 +45,8 @@ from moorage.storage.usage import observe
 
 PARTIAL = ".partial"
 _ZEROS = bytes(CHUNK_BYTES)
+_BUFFERS = 4
+_WRITEBACK_BYTES = 16 * CHUNK_BYTES
 Piece = tuple[Frame, memoryview]
 
 
@@ -159,7 +165,8 @@ def export_to_file(
         start = _resumable(fd, subject, partial) if resume else Position()
         os.ftruncate(fd, start.at)
         os.lseek(fd, start.at, os.SEEK_SET)
-        done = _send(subject, fd, start, 0, progress)
+        with _reading(subject.data) as source:
+            done = _send(subject, source, _ToFile(fd, start.copied(), sync), progress)
         if sync:
             os.fsync(fd)
         os.rename(partial, path)
@@ -174,8 +181,11 @@ def export_to_file(
 
 def export_to_pipe(subject: Subject, fd: int, progress: Progress | None = None, *, skip: int = 0) -> Exported:
     """Write the stream to a pipe, without its first `skip` bytes, which the other side has already."""
+    with contextlib.suppress(OSError):  # not a pipe, or no right to a larger one
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
     try:
-        return _send(subject, fd, Position(), skip, progress)
+        with _reading(subject.data) as source:
+            return _send(subject, source, _Out(fd, Position(), skip), progress)
     except BrokenPipeError as failed:
         raise StorageError("the reader of the stream has gone away") from failed
     except OSError as failed:
@@ -192,17 +202,18 @@ def _resumable(fd: int, subject: Subject, partial: Path) -> Position:
     return found.position
 
 
-def _send(subject: Subject, fd: int, start: Position, skip: int, progress: Progress | None) -> Exported:
-    out = _Out(fd, start.copied(), skip)
+def _send(subject: Subject, source: int, out: "_Out", progress: Progress | None) -> Exported:
+    start = out.position.copied()
     if start.at == 0:
         payload = msgspec.json.encode(subject.header)
         out.begin(Frame(HEAD, 0, len(payload), checksum_of(payload)), payload)
     total = subject.header.data_bytes
-    for frame, content in _pieces(subject, start.offset):
-        out.put(frame, content)
-        if progress is not None:
-            done = out.position.data_bytes
-            progress(done, max(total, done))
+    with contextlib.closing(_read_ahead(subject, source, start.offset)) as pieces:
+        for frame, content in pieces:
+            out.put(frame, content)
+            if progress is not None:
+                done = out.position.data_bytes
+                progress(done, max(total, done))
     subject.check()
     trailer = out.position.trailer()
     frame = Frame(TAIL, 0, len(trailer), checksum_of(trailer))
@@ -214,7 +225,7 @@ def _send(subject: Subject, fd: int, start: Position, skip: int, progress: Progr
 class _Out:
     """The writing end; bytes before `skip` are counted and not sent."""
 
-    def __init__(self, fd: int, position: Position, skip: int) -> None:
+    def __init__(self, fd: int, position: Position, skip: int = 0) -> None:
         self._fd = fd
         self._skip = skip
         self.position = position
@@ -245,27 +256,78 @@ class _Out:
                 waiting[0] = waiting[0][sent:]
 
 
-def _pieces(subject: Subject, start: int) -> Iterator[Piece]:
-    """Frames with their bytes from an offset on. Zeros are left out of a full stream, and told in a delta.
+class _ToFile(_Out):
+    """A file that has to be on disk at the end goes there while it grows; the fsync then has little left to do."""
 
-    The bytes are good until the next frame: fresh memory for each would cost as much as the reading. All is done in one
-    thread on purpose: a chunk stays in the processor's cache from its reading to its writing, as it does in cp.
+    def __init__(self, fd: int, position: Position, sync: bool) -> None:
+        super().__init__(fd, position)
+        self._sync = sync
+        self._flushed = position.at
+
+    def put(self, frame: Frame, payload: memoryview) -> None:
+        super().put(frame, payload)
+        at = self.position.at
+        if self._sync and at - self._flushed >= _WRITEBACK_BYTES:
+            self._sync = writeback.begin(self._fd, self._flushed, at - self._flushed)
+            self._flushed = at
+
+
+def _read_ahead(subject: Subject, fd: int, start: int) -> Generator[Piece, None, None]:
+    """Frames with their bytes, which are good until the next frame.
+
+    A second thread reads and computes checksums while this one writes: one after the other takes longer than cp, which
+    computes nothing. Mapping the file was tried and takes more, as both threads then share changing page tables. A few
+    buffers go around: fresh memory for each frame would cost as much as the reading.
     """
-    buffer = bytearray(CHUNK_BYTES)
-    with _reading(subject.data) as fd:
-        for piece in subject.ranges(start):
-            offset, end = max(piece.offset, start), min(piece.end, subject.header.size_bytes)
-            while offset < end:
-                length = min(end, (offset // CHUNK_BYTES + 1) * CHUNK_BYTES) - offset
-                payload = memoryview(buffer)[:length]
-                count = os.preadv(fd, [payload], offset)
-                if count != length:
-                    raise ImageMissing(f"{subject.data} ends at {offset + count}, inside of its data")
-                if not buffer.startswith(_ZEROS if length == CHUNK_BYTES else bytes(length)):
-                    yield Frame(DATA, offset, length, checksum_of(payload)), payload
-                elif subject.is_delta:
-                    yield Frame(ZERO, offset, length), memoryview(b"")
-                offset += length
+    free: queue.SimpleQueue[bytearray | None] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[tuple[Frame, memoryview, bytearray] | BaseException | None] = queue.SimpleQueue()
+    for _ in range(_BUFFERS):
+        free.put(bytearray(CHUNK_BYTES))
+
+    def read() -> None:
+        try:
+            for found in _pieces(subject, fd, start, free.get):
+                ready.put(found)
+            ready.put(None)
+        except BaseException as failed:  # raised again by the writer
+            ready.put(failed)
+
+    reader = threading.Thread(target=read, name="export-reader")
+    reader.start()
+    try:
+        while (found := ready.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            frame, payload, buffer = found
+            yield frame, payload
+            free.put(buffer)
+    finally:
+        free.put(None)  # where the writer failed, the reader ends when it wants the next buffer
+        reader.join()
+
+
+def _pieces(
+    subject: Subject, fd: int, start: int, take: Callable[[], bytearray | None]
+) -> Iterator[tuple[Frame, memoryview, bytearray]]:
+    """Frames from an offset on, each in its own buffer; zeros are left out of a full stream, and told in a delta."""
+    buffer = take()
+    for piece in subject.ranges(start):
+        offset, end = max(piece.offset, start), min(piece.end, subject.header.size_bytes)
+        while offset < end:
+            if buffer is None:
+                return
+            length = min(end, (offset // CHUNK_BYTES + 1) * CHUNK_BYTES) - offset
+            payload = memoryview(buffer)[:length]
+            count = os.preadv(fd, [payload], offset)
+            if count != length:
+                raise ImageMissing(f"{subject.data} ends at {offset + count}, inside of its data")
+            if not buffer.startswith(_ZEROS if length == CHUNK_BYTES else bytes(length)):
+                yield Frame(DATA, offset, length, checksum_of(payload)), payload, buffer
+                buffer = take()
+            elif subject.is_delta:
+                yield Frame(ZERO, offset, length), memoryview(b""), buffer
+                buffer = take()
+            offset += length
 
 
 def _digest(*parts: str) -> str:

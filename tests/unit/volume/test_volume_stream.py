@@ -2,14 +2,16 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moorage.host.extents import Range
 from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig
-from moorage.storage.errors import InvalidValue
+from moorage.storage.errors import ImageMissing, InvalidValue, StorageError
 from moorage.storage.export import export_to_file, export_to_pipe, subject_of
 from moorage.storage.imports import ImportRequest, WrongBase, discard_unfinished, import_stream, state_of, unfinished
 from moorage.storage.stream import CHUNK_BYTES, NotAStream, StreamCut, StreamDamaged, StreamReader, scan
@@ -255,3 +257,36 @@ def test_pieces_end_at_chunks_wherever_the_data_begins(pools, tmp_path, length):
     write(volume, 4096 * 3, os.urandom(length))
     cut = exported(here, volume, "s", tmp_path / "stream")
     assert imported(there, Path(tmp_path / "stream")).volume.data.read_bytes() == cut.data.read_bytes()
+
+
+def _is_reading():
+    return any(thread.name == "export-reader" for thread in threading.enumerate())
+
+
+def test_the_reader_ends_when_the_other_side_of_a_pipe_goes_away(pools):
+    here, _ = pools
+    volume = raw_volume(here, size=32 * MIB)
+    write(volume, 0, os.urandom(24 * MIB))
+    cut = here.create_snapshot(CreateSnapshot("s", volume.id))
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        with pytest.raises(StorageError, match="gone away"):
+            export_to_pipe(subject_of(here, cut), writing)
+    finally:
+        os.close(writing)
+    assert not _is_reading()
+
+
+def test_data_that_ends_early_is_an_error_and_leaves_no_file_that_looks_whole(pools, tmp_path):
+    here, _ = pools
+    volume = raw_volume(here)
+    write(volume, 0, os.urandom(4 * MIB))
+    cut = here.create_snapshot(CreateSnapshot("s", volume.id))
+    subject = replace(subject_of(here, cut), ranges=lambda start: iter([Range(0, 8 * MIB)]))
+    os.chmod(cut.data, 0o600)
+    os.truncate(cut.data, 3 * MIB)
+    with pytest.raises(ImageMissing, match="ends at"):
+        export_to_file(subject, tmp_path / "stream")
+    assert not (tmp_path / "stream").exists()
+    assert not _is_reading()
