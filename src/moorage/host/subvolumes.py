@@ -1,6 +1,6 @@
 """btrfs subvolumes and their size limits.
 
-Owns: the ioctls that make, snapshot, limit and destroy subvolumes.
+Owns: the ioctls that make, snapshot, limit and destroy subvolumes, and seeing whether a limit still holds.
 May not touch: pools. Functions raise OSError; callers say what it means for them.
 Start reading at: `create`, `snapshot`, `limit`.
 """
@@ -10,6 +10,8 @@ import fcntl
 import os
 import stat
 import struct
+import sys
+import uuid
 
 from moorage.host.mountinfo import mount_containing
 
@@ -18,6 +20,8 @@ _SNAP_DESTROY = 0x5000940F
 _SNAP_CREATE_V2 = 0x50009417
 _QUOTA_CTL = 0xC0109428
 _QGROUP_LIMIT = 0x8030942B
+_FS_INFO = 0x8400941F
+_INO_LOOKUP = 0xD0009412
 _QUOTA_ENABLE = 1
 _LIMIT_MAX_RFER = 1
 _VOL_ARGS = struct.Struct("=q4088s")
@@ -75,16 +79,37 @@ def limit(path: str, size_bytes: int) -> None:
     _on(path, _QGROUP_LIMIT, request)
 
 
+def has_lost_limit(path: str) -> bool:
+    """Whether a subvolume's qgroup limits nothing: quotas were switched off, or its limit was taken away.
+
+    Read from sysfs, without a command, because many volumes may be asked. False where nothing can be told.
+    """
+    if not is_subvolume(path):
+        return False
+    base = f"/sys/fs/btrfs/{uuid.UUID(bytes=bytes(_on(path, _FS_INFO, bytes(1024))[16:32]))}"
+    if not os.path.isdir(base):
+        return False
+    tree = int.from_bytes(_on(path, _INO_LOOKUP, struct.pack("=QQ", 0, _FIRST_INODE) + bytes(4080))[:8], sys.byteorder)
+    try:
+        with open(f"{base}/qgroups/0_{tree}/limit_flags") as flags:
+            return not int(flags.read()) & _LIMIT_MAX_RFER
+    except FileNotFoundError:
+        return True
+
+
 def _on_parent(path: str, request: int, argument: bytes) -> None:
     if len(os.fsencode(os.path.basename(path))) > 255:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     _on(os.path.dirname(os.path.abspath(path)), request, argument)
 
 
-def _on(path: str, request: int, argument: bytes) -> None:
+def _on(path: str, request: int, argument: bytes) -> bytearray:
+    """The argument as the kernel left it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # A mutable buffer: some of these are larger than what ioctl copies for bytes.
-        fcntl.ioctl(fd, request, bytearray(argument), True)
+        answer = bytearray(argument)
+        fcntl.ioctl(fd, request, answer, True)
+        return answer
     finally:
         os.close(fd)

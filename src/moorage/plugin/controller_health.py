@@ -8,10 +8,9 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.plugin import wire
-from moorage.plugin.controller_volumes import persistent_pool
 from moorage.plugin.pages import collect
 from moorage.plugin.parts import Parts
-from moorage.storage import VolumeHealth, ids
+from moorage.storage import HealthEntry, VolumeHealth, errors, ids
 
 
 class HealthCalls:
@@ -23,7 +22,7 @@ class HealthCalls:
         self, request: pb.ControllerGetVolumeHealthRequest, context: Any
     ) -> pb.ControllerGetVolumeHealthResponse:
         volume_id = wire.required("volume_id", request.volume_id)
-        entries = await self._parts.work.run(lambda: persistent_pool(self._parts, volume_id).health(volume_id))
+        entries = await self._parts.work.run(_get, self._parts, volume_id)
         return pb.ControllerGetVolumeHealthResponse(volume_health=wire.health_message(volume_id, entries))
 
     async def ControllerListVolumeHealth(
@@ -32,6 +31,14 @@ class HealthCalls:
         found, token = await self._parts.work.run(_list, self._parts, request.max_entries, request.starting_token)
         entries = [wire.health_message(each.volume_id, each.entries) for each in found]
         return pb.ControllerListVolumeHealthResponse(entries=entries, next_token=token)
+
+
+def _get(parts: Parts, volume_id: str) -> tuple[HealthEntry, ...]:
+    """A record or a pool that cannot be read is an answer here, not an error."""
+    pool = None if ids.is_ephemeral(volume_id) else parts.pools.of_sick_volume(volume_id)
+    if pool is None:
+        raise errors.VolumeNotFound(volume_id)
+    return pool.health(volume_id)
 
 
 def _list(parts: Parts, max_entries: int, token: str) -> tuple[list[VolumeHealth], str]:

@@ -5,12 +5,15 @@ May not touch: mounts and devices directly; see `staging`, `publishing`, `epheme
 Start reading at: `NodeService`.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi import csi_pb2_grpc
 from moorage.errors import InvalidRequest, MoorageError
+from moorage.host import mountinfo
+from moorage.host.errors import HostError
 from moorage.log import get_logger
 from moorage.plugin import ephemeral, nodehealth, publishing, staging, tuning, wire
 from moorage.plugin.access import Access, why_unsupported
@@ -24,6 +27,9 @@ from moorage.plugin.targets import Target, check_path
 from moorage.storage import Attachment, Condition, HealthEntry, errors
 
 log = get_logger(__name__)
+
+# A record, an image or a pool that does not answer as it should.
+_UNREADABLE = (errors.DamagedRecord, errors.PoolVanished, HostError, OSError)
 
 
 class CapabilityUnsupported(MoorageError):
@@ -216,12 +222,21 @@ def _unpublish(parts: Parts, volume_id: str, path: str) -> None:
 
 
 def _stats(parts: Parts, request: pb.NodeGetVolumeStatsRequest) -> pb.NodeGetVolumeStatsResponse:
-    volume = ephemeral.find(parts, request.volume_id) or node_volume(parts, request.volume_id)
-    if not publishing.is_published(volume, request.volume_path):
-        raise NotAtPath(request.volume_id, request.volume_path)
-    entries = nodehealth.volume_health(parts, volume, [request.volume_path])
+    path = request.volume_path
+    try:
+        volume = ephemeral.find(parts, request.volume_id) or node_volume(parts, request.volume_id)
+        is_there = publishing.is_shown(volume, path)
+    except _UNREADABLE:
+        entries = nodehealth.health_of_unreadable(parts, request.volume_id)
+        # Nothing can be said about how much is used, but what is wrong can.
+        if not entries or mountinfo.mount_at(os.path.realpath(path)) is None:
+            raise
+        return pb.NodeGetVolumeStatsResponse(volume_condition=wire.condition_message(Condition.of(tuple(entries))))
+    if not is_there:
+        raise NotAtPath(request.volume_id, path)
+    entries = nodehealth.volume_health(parts, volume, [path])
     return pb.NodeGetVolumeStatsResponse(
-        usage=nodehealth.usage(volume, request.volume_path),
+        usage=nodehealth.usage(volume, path),
         volume_condition=wire.condition_message(Condition.of(tuple(entries))),
     )
 
@@ -241,5 +256,11 @@ def _expand(parts: Parts, request: pb.NodeExpandVolumeRequest) -> int:
 
 
 def _volume_health(parts: Parts, volume_id: str, paths: list[str]) -> list[HealthEntry]:
-    volume = ephemeral.find(parts, volume_id) or node_volume(parts, volume_id)
+    try:
+        volume = ephemeral.find(parts, volume_id) or node_volume(parts, volume_id)
+    except _UNREADABLE:
+        entries = nodehealth.health_of_unreadable(parts, volume_id)
+        if not entries:
+            raise
+        return entries
     return nodehealth.volume_health(parts, volume, paths)

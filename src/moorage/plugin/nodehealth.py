@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mounts
 from moorage.host.commands import run
-from moorage.host.errors import CommandFailed
+from moorage.host.errors import CommandFailed, HostError
 from moorage.log import get_logger
 from moorage.plugin.observe import NodeVolume, is_dead, observe
 from moorage.plugin.parts import Parts
-from moorage.storage import HealthEntry, HealthStatus, Pools, health
+from moorage.storage import HealthEntry, HealthStatus, Pools, health, ids
 
 log = get_logger(__name__)
 
@@ -23,7 +23,15 @@ _StorageHealth = pb.NodeGetStorageHealthResponse.StorageBackendHealth
 
 
 def usage(volume: NodeVolume, path: str) -> list[pb.VolumeUsage]:
-    """Bytes and inodes of a filesystem; the size alone of a block device."""
+    """Bytes and inodes of a filesystem; the size alone of a block device; nothing where nothing answers."""
+    try:
+        return _usage(volume, path)
+    except (HostError, OSError) as failed:
+        log.warning("a volume did not tell its use", volume=volume.volume_id, path=path, error=str(failed))
+        return []
+
+
+def _usage(volume: NodeVolume, path: str) -> list[pb.VolumeUsage]:
     if volume.filesystem == "" and not volume.is_directory:
         size = max((loop.size_of(device.path) for device in observe(volume).loops), default=0)
         return [_Usage(unit=_Usage.BYTES, total=size or volume.volume.size_bytes)]
@@ -70,16 +78,21 @@ def _quota_used(volume: NodeVolume) -> int | None:
 def volume_health(parts: Parts, volume: NodeVolume, paths: Sequence[str]) -> list[HealthEntry]:
     """Everything adverse that is known here; an empty list is a healthy volume."""
     entries = list(volume.pool.health(volume.volume_id))
-    entries += [
-        HealthEntry(HealthStatus.INACCESSIBLE, "MountDead", f"{path} does not answer any more")
-        for path in paths
-        if is_dead(path)
-    ]
+    entries += [health.sign("MountDead", f"{path} does not answer any more") for path in paths if is_dead(path)]
     entries += health.node_signs(volume.volume, volume.direct_io)
     why = parts.cgroups.why_unsupported()
     if volume.io_limits and why:
-        entries.append(HealthEntry(HealthStatus.DEGRADED, "IoLimitsNotApplied", f"I/O is not limited: {why}"))
+        entries.append(health.sign("IoLimitsNotApplied", f"I/O is not limited: {why}"))
     return _unique(entries)
+
+
+def health_of_unreadable(parts: Parts, volume_id: str) -> list[HealthEntry]:
+    """What is wrong with a volume whose record or pool cannot be read; empty when nothing is."""
+    for ident in (ids.ephemeral_id_from(volume_id), volume_id):
+        pool = parts.pools.of_sick_volume(ident)
+        if pool is not None:
+            return list(pool.health(ident))
+    return []
 
 
 def storage_health(pools: Pools) -> list[pb.NodeGetStorageHealthResponse.StorageBackendHealth]:

@@ -195,3 +195,12 @@ def is_published(volume: NodeVolume, path: str) -> bool:
     """Whether the volume is at this path, staged or published."""
     real = os.path.realpath(path) if path.startswith("/") else ""
     return bool(real) and observe(volume).at(real) is not None
+
+
+def is_shown(volume: NodeVolume, path: str) -> bool:
+    """The same for one who only looks: also when the volume's image was deleted or replaced below its device."""
+    if is_published(volume, path):
+        return True
+    mount = mountinfo.mount_at(os.path.realpath(path)) if path.startswith("/") else None
+    number = None if mount is None else loop_number_behind(mount)
+    return number is not None and loop.is_below(number, volume.data.parent)

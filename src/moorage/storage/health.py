@@ -1,6 +1,7 @@
 """Signs of trouble: what is adverse about a volume or a pool, each with a reason.
 
-Owns: the reasons and when they hold. An entry stands as long as its cause does.
+Owns: the reasons (`REASONS`, which docs/plugin.md and the tests repeat) and when they hold. An entry
+stands as long as its cause does.
 `volume_signs` and `pool_signs` are what the pool itself shows; `node_signs` is what the kernel of the
 node shows about a volume that is attached here.
 May not touch: anything; signs are read.
@@ -9,9 +10,9 @@ Start reading at: `volume_signs`, `node_signs`.
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from moorage.host import filesystems, loop, mountinfo
+from moorage.host import filesystems, loop, mountinfo, subvolumes
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.host.mounts import is_corrupted
@@ -20,7 +21,32 @@ from moorage.storage.model import Capacity, HealthEntry, HealthStatus, Kind, Vol
 
 DEGRADED, INACCESSIBLE, DATA_LOSS = HealthStatus.DEGRADED, HealthStatus.INACCESSIBLE, HealthStatus.DATA_LOSS
 
+# Every reason there is. One that is not here cannot be given, and one that no test brings about fails a test.
+REASONS: Mapping[str, HealthStatus] = {
+    "DataMissing": DATA_LOSS,
+    "ImageTruncated": DATA_LOSS,
+    "BackingFileDeleted": DATA_LOSS,
+    "DataUnreadable": INACCESSIBLE,
+    "RecordDamaged": INACCESSIBLE,
+    "PoolGone": INACCESSIBLE,
+    "PoolUnreadable": INACCESSIBLE,
+    "RemountedReadOnly": INACCESSIBLE,
+    "MountCorrupted": INACCESSIBLE,
+    "MountDead": INACCESSIBLE,
+    "PoolNearlyFull": DEGRADED,
+    "PoolReadOnly": DEGRADED,
+    "SizeNotEnforced": DEGRADED,
+    "FilesystemErrors": DEGRADED,
+    "DirectIOLost": DEGRADED,
+    "IoLimitsNotApplied": DEGRADED,
+}
+
 _EMERGENCY = {"emergency_ro", "shutdown"}
+
+
+def sign(reason: str, message: str) -> HealthEntry:
+    """An adverse fact; its status follows from its reason."""
+    return HealthEntry(REASONS[reason], reason, message)
 
 
 def volume_signs(volume: Volume) -> list[HealthEntry]:
@@ -28,26 +54,25 @@ def volume_signs(volume: Volume) -> list[HealthEntry]:
     try:
         found = os.lstat(volume.data)
     except FileNotFoundError:
-        return [HealthEntry(DATA_LOSS, "DataMissing", f"{volume.data} does not exist")]
+        return [sign("DataMissing", f"{volume.data} does not exist")]
     except OSError as failed:
-        return [HealthEntry(INACCESSIBLE, "DataUnreadable", f"{volume.data}: {failed.strerror}")]
+        return [sign("DataUnreadable", f"{volume.data}: {failed.strerror}")]
     if volume.kind is Kind.DIRECTORY:
         return _directory_signs(volume, found)
     if not stat.S_ISREG(found.st_mode):
-        return [HealthEntry(DATA_LOSS, "DataMissing", f"{volume.data} is not a regular file")]
+        return [sign("DataMissing", f"{volume.data} is not a regular file")]
     if found.st_size < volume.size_bytes:
         missing = volume.size_bytes - found.st_size
-        return [HealthEntry(DATA_LOSS, "ImageTruncated", f"{volume.data} is {missing} bytes too short")]
+        return [sign("ImageTruncated", f"{volume.data} is {missing} bytes too short")]
     return []
 
 
 def _directory_signs(volume: Volume, found: os.stat_result) -> list[HealthEntry]:
     if not stat.S_ISDIR(found.st_mode):
-        return [HealthEntry(DATA_LOSS, "DataMissing", f"{volume.data} is not a directory")]
-    if not volume.size_enforced:
+        return [sign("DataMissing", f"{volume.data} is not a directory")]
+    if not volume.size_enforced or subvolumes.has_lost_limit(os.fspath(volume.data)):
         return [
-            HealthEntry(
-                DEGRADED,
+            sign(
                 "SizeNotEnforced",
                 f"size not enforced: the pool's filesystem has no quota that holds it to {volume.size_bytes} bytes",
             )
@@ -59,8 +84,7 @@ def pool_signs(name: str, space: Capacity) -> list[HealthEntry]:
     """What the room in the pool says."""
     if space.free_bytes < space.reserve_bytes:
         return [
-            HealthEntry(
-                DEGRADED,
+            sign(
                 "PoolNearlyFull",
                 f"pool {name} has {space.free_bytes} bytes free, less than its reserve of {space.reserve_bytes}",
             )
@@ -74,33 +98,47 @@ def node_signs(volume: Volume, wants_direct_io: bool = True) -> list[HealthEntry
         return []
     entries: list[HealthEntry] = []
     table = mountinfo.mounts()
-    found = loop.find(volume.data)
-    for device in found or _orphans(volume):
-        if device not in found:
-            entries.append(HealthEntry(DATA_LOSS, "BackingFileDeleted", f"{device.path} points at a deleted file"))
+    try:
+        found = loop.find(volume.data)
+    except OSError:  # `volume_signs` tells that the data does not answer
+        found = []
+    orphans = _orphans(volume, {device.number for device in found})
+    for device in (*found, *orphans):
+        if device in orphans:
+            entries.append(sign("BackingFileDeleted", f"{device.path} points at a deleted file"))
         entries += _device_signs(volume, device, wants_direct_io)
         entries += _mount_signs(device, mountinfo.mounts_of_device(device.device, table))
     return _unique(entries)
 
 
-def _orphans(volume: Volume) -> list[LoopDevice]:
+def _orphans(volume: Volume, present: Collection[int]) -> list[LoopDevice]:
     """Loop devices whose file was this volume's and has been deleted or replaced."""
     path = os.path.realpath(volume.data)
-    return [device for device in loop.attached(os.path.dirname(path)) if device.backing_file == path]
+    if _answers_with_error(path):
+        return []
+    devices = loop.attached(os.path.dirname(path))
+    return [device for device in devices if device.number not in present and device.backing_file == path]
+
+
+def _answers_with_error(path: str) -> bool:
+    """Whether nothing can be said about a file, not even that it is missing."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _device_signs(volume: Volume, device: LoopDevice, wants_direct_io: bool) -> list[HealthEntry]:
     entries = []
     if wants_direct_io and not device.direct_io:
-        entries.append(HealthEntry(DEGRADED, "DirectIOLost", f"{device.path} caches twice: it runs without direct I/O"))
+        entries.append(sign("DirectIOLost", f"{device.path} caches twice: it runs without direct I/O"))
     if volume.filesystem:
         content = probe_known(device.path)
         if content is not None and content.has_errors:
-            entries.append(
-                HealthEntry(
-                    DEGRADED, "FilesystemErrors", f"the {content.fstype} on {device.path} marked itself damaged"
-                )
-            )
+            entries.append(sign("FilesystemErrors", f"the {content.fstype} on {device.path} marked itself damaged"))
     return entries
 
 
@@ -108,19 +146,15 @@ def _mount_signs(device: LoopDevice, mounts: Sequence[Mount]) -> list[HealthEntr
     entries = []
     errors = filesystems.ext4_errors(device.path)
     if errors:
-        entries.append(
-            HealthEntry(DEGRADED, "FilesystemErrors", f"the kernel counted {errors} errors on {device.path}")
-        )
+        entries.append(sign("FilesystemErrors", f"the kernel counted {errors} errors on {device.path}"))
     for mount in mounts:
         # The whole filesystem went read-only, not just one read-only bind of it.
         # Newer kernels keep `rw` and say that an error made it so with a word of their own.
         is_ro = "ro" in mount.super_options and "ro" not in mount.options and not device.read_only
         if is_ro or _EMERGENCY & set(mount.super_options):
-            entries.append(
-                HealthEntry(INACCESSIBLE, "RemountedReadOnly", f"{mount.target} was remounted read-only after an error")
-            )
+            entries.append(sign("RemountedReadOnly", f"{mount.target} was remounted read-only after an error"))
         if is_corrupted(mount.target):
-            entries.append(HealthEntry(INACCESSIBLE, "MountCorrupted", f"{mount.target} does not answer"))
+            entries.append(sign("MountCorrupted", f"{mount.target} does not answer"))
     return entries
 
 

@@ -418,7 +418,7 @@ class Pool:
         try:
             return tuple(health.volume_signs(self.volume(ident)))
         except DamagedRecord as damaged:
-            return (HealthEntry(HealthStatus.INACCESSIBLE, "RecordDamaged", str(damaged)),)
+            return (health.sign("RecordDamaged", str(damaged)),)
 
     def unhealthy(self, after: str = "", limit: int = 0) -> Page[VolumeHealth]:
         """The volumes with something adverse, in order of id."""
@@ -439,19 +439,22 @@ class Pool:
         """What is adverse about the pool as a whole."""
         try:
             self._layout.check_present()
+            self._check_usable()
             space = self._context.ledger.capacity()
-            self._check_writable()
         except PoolVanished as gone:
-            return (HealthEntry(HealthStatus.INACCESSIBLE, "PoolGone", str(gone)),)
+            return (health.sign("PoolGone", str(gone)),)
         except PoolReadOnly as failed:
-            return (HealthEntry(HealthStatus.DEGRADED, "PoolReadOnly", str(failed)),)
+            return (health.sign("PoolReadOnly", str(failed)),)
         except (StorageError, HostError) as failed:
-            return (HealthEntry(HealthStatus.INACCESSIBLE, "PoolUnreadable", str(failed)),)
+            return (health.sign("PoolUnreadable", str(failed)),)
         return tuple(health.pool_signs(self.name, space))
 
-    def _check_writable(self) -> None:
-        if os.statvfs(self._layout.root).f_flag & os.ST_RDONLY:
-            raise PoolReadOnly(f"pool {self.name} at {self._layout.root} is read-only")
+    def _check_usable(self) -> None:
+        """The directory of volumes answers, and the filesystem can be written."""
+        with self._layout.translated("look at the pool"):
+            os.stat(self._layout.volumes)
+            if os.statvfs(self._layout.root).f_flag & os.ST_RDONLY:
+                raise PoolReadOnly(f"pool {self.name} at {self._layout.root} is read-only")
 
     def damaged(self) -> list[str]:
         """The ids of volumes whose records cannot be read."""

@@ -6,7 +6,8 @@ May not touch: what is inside a pool.
 
 from collections.abc import Iterator, Mapping
 
-from moorage.storage.errors import PoolNotFound
+from moorage.host.errors import HostError
+from moorage.storage.errors import PoolNotFound, StorageError
 from moorage.storage.pool import Pool
 
 
@@ -32,6 +33,17 @@ class Pools:
 
     def of_volume(self, ident: str) -> Pool | None:
         return next((pool for pool in self if pool.find_volume(ident) is not None), None)
+
+    def of_sick_volume(self, ident: str) -> Pool | None:
+        """The pool to ask for a volume's health: also one that cannot be read, if no other has the volume."""
+        suspect = None
+        for pool in self:
+            try:
+                if pool.find_volume(ident) is not None:
+                    return pool
+            except (StorageError, HostError):
+                suspect = suspect or pool
+        return suspect
 
     def of_snapshot(self, ident: str) -> Pool | None:
         return next((pool for pool in self if pool.find_snapshot(ident) is not None), None)

@@ -265,17 +265,17 @@ class Volumes:
             with self._context.ledger.reserved(size - volume.size_bytes, f"volume {ident}"):
                 if volume.thick:
                     self._context.make_room(size - volume.size_bytes)
-                self._grow_data(volume, size)
+                enforced = self._grow_data(volume, size)
                 reached("expand.grown")
-                grown = self._replace(volume, size_bytes=size)
+                grown = self._replace(volume, size_bytes=size, size_enforced=enforced)
         self._context.changed_by_guest()
         log.info("volume expanded", volume=ident, size=size, before=volume.size_bytes)
         return grown
 
-    def _grow_data(self, volume: Volume, size: int) -> None:
+    def _grow_data(self, volume: Volume, size: int) -> bool:
+        """Let the data have this size; says whether the kernel holds it to that."""
         if volume.kind is Kind.DIRECTORY:
-            directories.limit(os.fspath(volume.data), volume.id, size, self._context.is_btrfs)
-            return
+            return directories.limit(os.fspath(volume.data), volume.id, size, self._context.is_btrfs)
         fd = os.open(volume.data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             before = os.fstat(fd).st_size
@@ -290,6 +290,7 @@ class Volumes:
                 raise
         finally:
             os.close(fd)
+        return True
 
     def modify(self, ident: str, changes: Mapping[str, str]) -> Volume:
         """Change some mutable parameters: all of the given ones, or none."""
