@@ -366,7 +366,7 @@ def export(
         base = snapshot_named(pool, since) if since else None
         found = source_named(pool, source)
         with show.progress_bar(f"export {found.name}") as progress:
-            if isinstance(found, Volume) and found.kind is Kind.IMAGE and pool.copies_by_reflink:
+            if isinstance(found, Volume) and _is_cut_for_export(pool, found):
                 with snapshot_for_export(pool, found, _left_behind(file) if resume else "") as cut:
                     try:
                         done = _export(pool, cut, base, to, progress)
@@ -381,6 +381,11 @@ def export(
     elif not to.is_pipe:
         resumed = f", resumed at {show.size(done.resumed_at)}" if done.resumed_at else ""
         show.say(f"{file}: {show.size(done.data_bytes)} of data of {found.id}{resumed}")
+
+
+def _is_cut_for_export(pool: Pool, found: Volume) -> bool:
+    """Whether a snapshot costs nothing here; else the volume itself is exported, and has to be unused."""
+    return pool.copies_by_reflink if found.kind is Kind.IMAGE else pool.context.is_btrfs
 
 
 @dataclass(frozen=True, slots=True)

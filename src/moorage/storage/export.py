@@ -23,6 +23,7 @@ from moorage.errors import UsageError
 from moorage.host import writeback
 from moorage.host.errors import host_error
 from moorage.host.extents import Progress, Range, data_ranges
+from moorage.storage.archive import archived, tree_state
 from moorage.storage.errors import ImageMissing, InvalidValue, StorageError, VolumeInUse
 from moorage.storage.layout import fsync_path, read_file
 from moorage.storage.model import Kind, Snapshot, Volume
@@ -31,6 +32,8 @@ from moorage.storage.records import PoolRecord, decoded
 from moorage.storage.stream import (
     CHUNK_BYTES,
     DATA,
+    DIRECTORY_FORMAT,
+    FORMAT,
     HEAD,
     MAGIC,
     TAIL,
@@ -41,6 +44,7 @@ from moorage.storage.stream import (
     checksum_of,
     scan,
 )
+from moorage.storage.trees import tree_bytes
 from moorage.storage.usage import observe
 
 PARTIAL = ".partial"
@@ -82,14 +86,13 @@ class Exported:
 
 def subject_of(pool: Pool, source: Snapshot | Volume, since: Snapshot | None = None) -> Subject:
     """A snapshot, whole or what changed since an older one; or a volume that nobody uses."""
-    if source.kind is not Kind.IMAGE:
-        raise InvalidValue(
-            "source", f"{source.id} is a directory volume, which has no blocks; archive its files instead"
-        )
+    is_directory = source.kind is Kind.DIRECTORY
+    if is_directory and since is not None:
+        raise InvalidValue("since", f"{source.id} is a directory, which has no blocks to compare; export it whole")
     if isinstance(source, Volume):
         if since is not None:
             raise InvalidValue("since", "only a snapshot can be compared with a snapshot; cut one first")
-        return _volume_at_rest(pool, source)
+        return _directory_at_rest(pool, source) if is_directory else _volume_at_rest(pool, source)
     volume = pool.find_volume(source.volume_id)
     header = Header(
         source=identity_of(pool, source),
@@ -102,7 +105,11 @@ def subject_of(pool: Pool, source: Snapshot | Volume, since: Snapshot | None = N
         base_snapshot_id=since.id if since is not None else "",
         data_bytes=source.data_bytes,
         created_ns=source.created_ns,
+        format=DIRECTORY_FORMAT if is_directory else FORMAT,
+        kind=source.kind.value,
     )
+    if is_directory:
+        return Subject(header, source.data, _no_ranges)
     if since is None:
         return Subject(header, source.data, lambda start: pool.allocated(source.id, start).ranges)
     base = since.id
@@ -149,6 +156,48 @@ def _volume_at_rest(pool: Pool, volume: Volume) -> Subject:
         created_ns=found.st_mtime_ns,
     )
     return Subject(header, volume.data, ranges, check)
+
+
+def _no_ranges(start: int) -> Iterator[Range]:
+    return iter(())
+
+
+def _directory_at_rest(pool: Pool, volume: Volume) -> Subject:
+    """A directory that nobody has mounted here; any change of any file during the export is noticed at its end."""
+    path = os.fspath(volume.data)
+
+    def state() -> tuple[int, int]:
+        try:
+            return tree_state(path)
+        except FileNotFoundError as failed:
+            if not os.path.isdir(path):
+                raise ImageMissing(f"the data of volume {volume.id} is missing") from failed
+            raise ChangedMeanwhile(f"volume {volume.id} is being changed") from failed
+
+    def check() -> None:
+        use = observe(volume.data, volume.kind)
+        if use:
+            raise VolumeInUse(
+                f"volume {volume.id} is in use ({use.holders}) and pool {pool.name} cannot copy a directory in one "
+                "moment; stop its pods first, or export a snapshot of it"
+            )
+        if state() != found:
+            raise ChangedMeanwhile(f"volume {volume.id} was changed while it was exported")
+
+    found = state()
+    check()
+    header = Header(
+        source=_digest(pool_id(pool), "volume", volume.id, *map(str, found)),
+        volume_id=volume.id,
+        volume_name=volume.name,
+        filesystem="",
+        size_bytes=volume.size_bytes,
+        data_bytes=tree_bytes(path),
+        created_ns=found[1],
+        format=DIRECTORY_FORMAT,
+        kind="directory",
+    )
+    return Subject(header, volume.data, _no_ranges, check)
 
 
 def export_to_file(
@@ -286,7 +335,8 @@ def _read_ahead(subject: Subject, fd: int, start: int) -> Generator[Piece, None,
 
     def read() -> None:
         try:
-            for found in _pieces(subject, fd, start, free.get):
+            pieces = _archive_pieces if subject.header.is_directory else _pieces
+            for found in pieces(subject, fd, start, free.get):
                 ready.put(found)
             ready.put(None)
         except BaseException as failed:  # raised again by the writer
@@ -328,6 +378,33 @@ def _pieces(
                 yield Frame(ZERO, offset, length), memoryview(b""), buffer
                 buffer = take()
             offset += length
+
+
+def _archive_pieces(
+    subject: Subject, fd: int, start: int, take: Callable[[], bytearray | None]
+) -> Iterator[tuple[Frame, memoryview, bytearray]]:
+    """The archive of a directory in frames of one chunk; what lies before `start` is made again and not given."""
+    buffer, filled, offset = take(), 0, 0
+
+    def piece(whole: bytearray) -> tuple[Frame, memoryview, bytearray]:
+        payload = memoryview(whole)[:filled]
+        return Frame(DATA, offset, filled, checksum_of(payload)), payload, whole
+
+    for part in archived(os.fspath(subject.data)):
+        view = memoryview(part)
+        while view:
+            if buffer is None:
+                return
+            count = min(len(view), CHUNK_BYTES - filled)
+            buffer[filled : filled + count] = view[:count]
+            view, filled = view[count:], filled + count
+            if filled == CHUNK_BYTES:
+                if offset >= start:
+                    yield piece(buffer)
+                    buffer = take()
+                offset, filled = offset + CHUNK_BYTES, 0
+    if buffer is not None and filled and offset >= start:
+        yield piece(buffer)
 
 
 def _digest(*parts: str) -> str:

@@ -23,6 +23,8 @@ from moorage.errors import MoorageError
 from moorage.host import holes
 from moorage.host.extents import Progress, clone_file, copy_sparse
 from moorage.log import get_logger
+from moorage.storage import directories
+from moorage.storage.archive import unpack
 from moorage.storage.errors import Busy, DamagedRecord, NameTaken, OutOfSpace, StorageError, VolumeInUse
 from moorage.storage.export import identity_of
 from moorage.storage.failpoints import reached
@@ -32,7 +34,7 @@ from moorage.storage.model import Kind, Volume
 from moorage.storage.pool import Pool
 from moorage.storage.records import VolumeRecord, encoded
 from moorage.storage.sizes import rounded_up
-from moorage.storage.stream import DATA, Frame, Header, Position, StreamReader
+from moorage.storage.stream import DATA, Frame, FramedBytes, Header, Position, StreamReader
 from moorage.storage.trees import remove_tree
 from moorage.storage.usage import observe
 from moorage.storage.volumes import DATA as DATA_FILE
@@ -119,8 +121,12 @@ def import_stream(pool: Pool, fd: int, request: ImportRequest, progress: Progres
         with _building(pool, ident) as place:
             if request.restart:
                 _clear(place)
-            start = _prepare(place, header, base, reader.position)
-            _fill(place, reader, start, request.checkpoint_bytes, progress)
+            if header.is_directory:
+                start = reader.position.copied()
+                fill_directory(pool, place, reader, progress)
+            else:
+                start = _prepare(place, header, base, reader.position)
+                _fill(place, reader, start, request.checkpoint_bytes, progress)
             reached("import.filled")
             if request.onto:
                 volume = _replace_data(pool, place, header, request.onto)
@@ -258,7 +264,7 @@ def _is_free(place: str) -> bool:
 
 def _clear(place: str) -> None:
     for name in os.listdir(place):
-        os.unlink(os.path.join(place, name))
+        remove_tree(os.path.join(place, name))
 
 
 def _prepare(place: str, header: Header, base: Path | None, begin: Position) -> Position:
@@ -330,6 +336,23 @@ def _fill(place: str, reader: StreamReader, start: Position, checkpoint_bytes: i
         os.close(fd)
 
 
+def fill_directory(pool: Pool, place: str, reader: StreamReader, progress: Progress | None) -> None:
+    """Unpack a directory's archive, from its beginning whatever is there, and leave it on disk."""
+    _clear(place)
+    data = os.path.join(place, DATA_FILE)
+    directories.make(data, pool.context.is_btrfs)
+    total = reader.header.data_bytes
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, max(total, done))
+
+    archive = FramedBytes(reader)
+    unpack(archive, data, tell)
+    archive.drain()  # nothing is published before the trailer was seen
+    directories.sync(data)
+
+
 def _write(fd: int, frame: Frame, payload: memoryview) -> None:
     if frame.kind == DATA:
         offset = frame.offset
@@ -354,17 +377,21 @@ def _publish(pool: Pool, place: str, header: Header, name: str, ident: str) -> V
     """The directory of the import becomes the volume's, in one rename."""
     context = pool.context
     size = rounded_up(header.size_bytes)
+    data = os.path.join(place, DATA_FILE)
+    is_directory = header.is_directory
     record = VolumeRecord(
         id=ident,
         name=name,
-        kind=Kind.IMAGE,
+        kind=Kind.DIRECTORY if is_directory else Kind.IMAGE,
         size_bytes=size,
         created_ns=context.now_ns(),
         filesystem=header.filesystem,
+        size_enforced=not is_directory or directories.limit(data, ident, size, context.is_btrfs),
     )
-    lineage = _Lineage([_state(os.path.join(place, DATA_FILE), header.source)])
     with context.names.held(f"volume {ident}"), context.ledger.reserved(size, f"import volume {ident}"):
-        write_file(os.path.join(place, _LINEAGE), msgspec.json.encode(lineage))
+        if not is_directory:  # the inode and time of a directory say nothing about the files below it
+            lineage = _Lineage([_state(data, header.source)])
+            write_file(os.path.join(place, _LINEAGE), msgspec.json.encode(lineage))
         write_file(os.path.join(place, RECORD), encoded(record))
         reached("import.recorded")
         # The progress goes last: until the rename, a repeated import finds it and has nothing left to write.
@@ -372,7 +399,8 @@ def _publish(pool: Pool, place: str, header: Header, name: str, ident: str) -> V
             raise NameTaken("volume", name, "it was made meanwhile")
         if not context.layout.publish(place, context.layout.volumes, ident):
             raise NameTaken("volume", name, "it was made meanwhile")
-    os.unlink(os.path.join(context.layout.volumes, ident, _PROGRESS))
+    if not is_directory:
+        os.unlink(os.path.join(context.layout.volumes, ident, _PROGRESS))
     fsync_path(os.path.join(pool.directory, IMPORTS))
     return pool.volume(ident)
 

@@ -11,6 +11,7 @@ stream was cut off, what came before is good.
 """
 
 import hashlib
+import io
 import os
 import struct
 import zlib
@@ -38,7 +39,8 @@ _ZEROS = bytes(_ALIGN)
 FRAME_BYTES = _FRAME.size
 _LARGEST_JSON = 1 << 20
 _LARGEST_DATA = 64 << 20
-FORMAT = 1
+FORMAT, DIRECTORY_FORMAT = 1, 2
+"""Streams of images are of the first format, those of directories of the second: older versions refuse only these."""
 
 
 class NotAStream(InvalidRequest):
@@ -120,6 +122,12 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     data_bytes: int = 0
     created_ns: int = 0
     format: int = FORMAT
+    kind: str = "image"
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether the frames hold an archive of files, whose offsets are its own, instead of blocks."""
+        return self.kind == "directory"
 
 
 class Trailer(msgspec.Struct, frozen=True):
@@ -180,7 +188,7 @@ class StreamReader:
                 return
             if frame.kind == HEAD or frame.offset < before.offset:
                 raise StreamDamaged(f"the stream is damaged at byte {before.at}: a frame is out of order")
-            if frame.offset + frame.length > self.header.size_bytes:
+            if not self.header.is_directory and frame.offset + frame.length > self.header.size_bytes:
                 raise StreamDamaged(f"the stream is damaged at byte {before.at}: a frame lies outside of the volume")
             yield frame, payload, self.position.copied()
 
@@ -205,8 +213,10 @@ class StreamReader:
             found = msgspec.json.decode(payload, type=Header)
         except msgspec.DecodeError as failed:
             raise NotAStream(f"the stream's header cannot be read: {failed}") from failed
-        if found.format > FORMAT:
-            raise NotAStream(f"the stream has format {found.format}, this version reads up to {FORMAT}")
+        if found.format > DIRECTORY_FORMAT or found.kind not in ("image", "directory"):
+            raise NotAStream(
+                f"the stream has format {found.format} ({found.kind}), this version reads up to {DIRECTORY_FORMAT}"
+            )
         return found
 
     def _next(self) -> tuple[Frame, memoryview]:
@@ -239,6 +249,37 @@ class StreamReader:
                 raise StreamCut(f"the stream ends early, at byte {self.position.at}: it is not complete")
             filled += count
         return view
+
+
+class FramedBytes(io.RawIOBase):
+    """The payloads of a stream one after the other, as a file that is read once; each is checked before."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        self._frames = reader.frames()
+        self._rest = memoryview(b"")
+        self._offset = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes; none at the end, which has been verified then."""
+        if not self._rest:
+            found = next(self._frames, None)
+            if found is None:
+                return b""
+            frame, payload, _ = found
+            if frame.kind != DATA or frame.offset != self._offset:
+                raise StreamDamaged(f"the stream is damaged: what lies at {self._offset} of its archive is missing")
+            self._rest, self._offset = payload, frame.offset + frame.length
+        size = len(self._rest) if size < 0 else size
+        taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return taken
+
+    def drain(self) -> None:
+        """Read to the end, so that the trailer is verified."""
+        while self.read():
+            pass
 
 
 def _check_tail(payload: memoryview, before: Position) -> None:

@@ -120,7 +120,7 @@ def _copy_one(
     elif stat.S_ISLNK(mode):
         os.symlink(os.readlink(old), new)
     elif stat.S_ISSOCK(mode):
-        _make_socket(new)
+        make_socket(new)
     else:  # fifo, character or block device
         os.mknod(new, mode, found.st_rdev)
 
@@ -157,7 +157,7 @@ def _copy_attributes(old: str, new: str, found: os.stat_result) -> None:
     os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
 
 
-def _make_socket(path: str) -> None:
+def make_socket(path: str) -> None:
     """A socket's file; bound through its directory, as the path may be longer than addresses go."""
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -232,13 +232,14 @@ def test_an_import_that_is_never_finished_can_be_discarded(pools, tmp_path):
     assert unfinished(there) == []
 
 
-def test_a_directory_has_no_blocks_to_export(pools):
+def test_a_directory_has_no_blocks_to_compare(pools):
     from moorage.storage import Kind
 
     here, _ = pools
     volume = here.create_volume(CreateVolume("d", MIB, kind=Kind.DIRECTORY))
-    with pytest.raises(InvalidValue, match="directory"):
-        subject_of(here, volume)
+    cut = here.create_snapshot(CreateSnapshot("s", volume.id))
+    with pytest.raises(InvalidValue, match="export it whole"):
+        subject_of(here, cut, cut)
 
 
 def test_only_what_has_a_header_is_scanned_as_a_stream(tmp_path):
