@@ -149,7 +149,8 @@ class Lab:
         container = {"name": "main", "image": "host", "command": ["sleep", "100000"],
                      "volumeMounts": [{"name": "data", "mountPath": "/data"}]}  # fmt: skip
         volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim}}
-        spec = {"nodeName": "n1", "terminationGracePeriodSeconds": 0, "containers": [container], "volumes": [volume]}
+        spec = {"nodeName": "n1", "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False,
+                "containers": [container], "volumes": [volume]}  # fmt: skip
         await self.client.create(Pod, {"metadata": {"name": name}, "spec": spec}, "default")
 
     async def bare(self, count: int) -> float:

@@ -153,6 +153,7 @@ class Lab:
                 "spec": {
                     "nodeName": "n1",
                     "terminationGracePeriodSeconds": 1,
+                    "automountServiceAccountToken": False,  # tests that want it say so
                     "containers": [container],
                     "volumes": volumes if volumes is not None else data,
                     **spec,

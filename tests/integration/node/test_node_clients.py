@@ -187,3 +187,26 @@ async def test_kubectl_shows_logs_and_runs_commands(lab):
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()
+
+
+async def test_a_pod_finds_the_token_of_its_account_where_programs_look_for_it(lab):
+    if await lab.client.find(ServiceAccount, "default", "default") is None:
+        await lab.client.create(ServiceAccount, {"metadata": {"name": "default"}}, "default")
+    await lab.start_agent()
+    sources = [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+               {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]  # fmt: skip
+    place = "/var/run/secrets/kubernetes.io/serviceaccount"
+    volumes = [{"name": "access", "projected": {"sources": sources}}]
+    mounts = [{"name": "access", "mountPath": place, "readOnly": True}]
+    await lab.pod(claim="", command=f"cat {place}/namespace; echo; cat {place}/token", restartPolicy="Never",
+                  volumes=volumes, mounts=mounts)  # fmt: skip
+    pod = await lab.phase("p1", "Succeeded")
+    text = (await lab.client.request("GET", "/api/v1/namespaces/default/pods/p1/log")).decode()
+    namespace, token = text.split()
+    assert namespace == "default"
+    claims = claims_in(token)
+    assert claims["sub"] == "system:serviceaccount:default:default"
+    assert claims["kubernetes.io"]["pod"] == {"name": "p1", "uid": pod.uid}
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()

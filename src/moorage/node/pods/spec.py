@@ -16,6 +16,7 @@ from moorage.host import libc, mountinfo
 from moorage.kube.objects.core import ConfigMap, Container, Pod, PodSecurityContext, Secret, VolumeMount
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
+from moorage.node.volumes.csi import is_dead
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.plain import PlainBody
 from moorage.node.volumes.run import VolumeManager
@@ -140,10 +141,12 @@ class SpecMaker:
             return Path(body.volume.host_path.path)
         return self._layout.plain_volume(use.pod.uid, source.plugin, source.spec_name)
 
-    def is_lost(self, use: Use) -> bool:
-        """Nothing is mounted any more where a driver has published a filesystem."""
-        source = use.source
-        return isinstance(source, CsiSource) and not source.is_block and mountinfo.mount_at(self.path_of(use)) is None
+    async def is_lost(self, use: Use) -> bool:
+        """Nothing is mounted any more, or nothing that lives, where a driver has published a filesystem."""
+        if not isinstance(use.source, CsiSource) or use.source.is_block:
+            return False
+        path = self.path_of(use)
+        return mountinfo.mount_at(path) is None or await is_dead(path, "pod")
 
     def _devices(self, pod: Pod, container: Container) -> list[dict[str, Any]]:
         found = []

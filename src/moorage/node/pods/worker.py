@@ -132,7 +132,7 @@ class PodWorker:
         if decision.is_over:
             self._over = decision
             return 0.0
-        self._look_after_volumes(decision.start)
+        await self._look_after_volumes(decision.start)
         if not tools.volumes.is_mounted(pod):
             waiting_phase = decision.phase if attempts else "Pending"
             self._tell(pod, Decision(phase=waiting_phase, waiting=decision.waiting))
@@ -152,13 +152,13 @@ class PodWorker:
             times.append(max(0.05, deadline - tools.clock()))
         return min(times, default=None)
 
-    def _look_after_volumes(self, names: tuple[str, ...]) -> None:
+    async def _look_after_volumes(self, names: tuple[str, ...]) -> None:
         """A container that is started once more must not find an empty directory where its volume was. Once for each
         attempt: a driver may publish without mounting anything."""
         due = {(name, self.containers[name][-1].attempt) for name in names if self.containers.get(name)}
         if due - self._looked_after:
             self._looked_after |= due
-            self._tools.volumes.publish_again(self.uid, self._tools.specs.is_lost)
+            await self._tools.volumes.publish_again(self.uid, self._tools.specs.is_lost)
 
     def _prepare(self, pod: Pod) -> None:
         self._is_prepared = True

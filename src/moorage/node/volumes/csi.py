@@ -67,8 +67,8 @@ class FilesystemMounter:
             raise StepFailed(Failure.TRANSIENT, "device", obstacle)
         directory = self._layout.staging(source.driver, source.handle)
         target = directory / "globalmount"
-        if source.is_ephemeral or (is_staged and _is_mounted(target)):
-            return  # a mount that somebody took away is staged again: drivers must take a repeated call
+        if source.is_ephemeral or (is_staged and _is_mounted(target) and not await is_dead(target, "device")):
+            return  # a mount that was taken away or died is staged again: drivers must take a repeated call
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "device")
         if rules.STAGE not in capabilities:
             return
@@ -194,14 +194,18 @@ class FilesystemMounter:
             raise StepFailed(Failure.UNCERTAIN, "pod", message) from error
 
 
-async def remove_dead_mount(target: Path, step: str) -> None:
-    """Take away a mount whose server is gone, so that the driver can make it anew; a live one is left alone."""
+async def is_dead(target: Path, step: str) -> bool:
+    """Whether a mount answers with the errors of a server or a device that is gone."""
     try:
         async with asyncio.timeout(_ANSWER_S):
-            is_dead = await in_thread(mounts.is_corrupted, target)
+            return await in_thread(mounts.is_corrupted, target)
     except TimeoutError:
         raise StepFailed(Failure.TRANSIENT, step, f"{target} does not answer; what is mounted there hangs") from None
-    if is_dead:
+
+
+async def remove_dead_mount(target: Path, step: str) -> None:
+    """Take away a mount whose server is gone, so that the driver can make it anew; a live one is left alone."""
+    if await is_dead(target, step):
         log.warning("dead mount is taken away", path=str(target))
         await in_thread(mounts.unmount_all, target)
 

@@ -9,7 +9,7 @@ A pass costs what changed: an event names volumes, only those are planned; back-
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
@@ -150,11 +150,7 @@ class VolumeManager:
         uid = PodUid(pod.uid)
         if uid not in self._wanted or self._errors.get(uid):
             return False
-        for use in self._uses_of(uid):
-            actual = self.world.actual.get(use.volume)
-            if actual is None or actual.state_of(uid) is not State.MOUNTED:
-                return False
-        return True
+        return all(self._is_mounted(use) for use in self._uses_of(uid))
 
     def is_unmounted(self, uid: PodUid) -> bool:
         """Nothing of the pod is, or may be, mounted."""
@@ -169,11 +165,13 @@ class VolumeManager:
         self._touched.pop(uid, None)
         return True
 
-    def publish_again(self, uid: PodUid, is_lost: Callable[[Use], bool]) -> None:
-        """Have the volumes published again that somebody has taken from their places."""
+    async def publish_again(self, uid: PodUid, is_lost: Callable[[Use], Awaitable[bool]]) -> None:
+        """Have the volumes published again that somebody has taken from their places, or that died there."""
         for use in self._uses_of(uid):
+            if not self._is_mounted(use) or not await is_lost(use):
+                continue
             actual = self.world.actual.get(use.volume)
-            if actual is not None and actual.state_of(uid) is State.MOUNTED and is_lost(use):
+            if actual is not None and self._is_mounted(use):  # still, after the wait
                 log.warning("volume is gone from its place and is published again", volume=use.volume, pod=uid)
                 actual.pods[uid].state = State.UNCERTAIN
                 self.look_at(use.volume)
@@ -364,6 +362,10 @@ class VolumeManager:
             del self.world.desired[name]
             self.in_use_changed.set()
         self.look_at(name)
+
+    def _is_mounted(self, use: Use) -> bool:
+        actual = self.world.actual.get(use.volume)
+        return actual is not None and actual.state_of(use.pod.uid) is State.MOUNTED
 
     def _uses_of(self, uid: PodUid) -> list[Use]:
         names = self._touched.get(uid, ())

@@ -1,0 +1,191 @@
+"""Mounts that answer with errors: EIO and ESTALE of a server that lives, EIO of a filesystem that was shut down."""
+
+import errno
+import fcntl
+import os
+import struct
+import threading
+
+import pytest
+
+from moorage.host import filesystems, libc, loop, mountinfo, mounts
+from moorage.node.testing import LIE
+
+pytestmark = pytest.mark.root
+_IN, _OUT = struct.Struct("=IIQQIIII"), struct.Struct("=IiQ")
+_INIT, _SILENT = 26, frozenset({2, 36, 38, 42})  # FORGET, INTERRUPT, DESTROY and BATCH_FORGET want no answer
+_XFS_GOING_DOWN = 0x8004587D
+
+
+class Refusing:
+    """A FUSE filesystem that answers every question with one error."""
+
+    def __init__(self, number):
+        self._number = number
+        self._threads = []
+
+    def mount(self, target):
+        server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        libc.mount("refusing", str(target), "fuse", 0, f"fd={server},rootmode=40000,user_id=0,group_id=0")
+        thread = threading.Thread(target=self._serve, args=(server,), name="refusing filesystem")
+        thread.start()
+        self._threads.append(thread)
+        with pytest.raises(OSError, match=os.strerror(self._number)):
+            os.stat(target)
+        assert mounts.is_corrupted(target)
+
+    def ended(self):
+        """Every mount is gone: the kernel has ended the conversation."""
+        for thread in self._threads:
+            thread.join(30)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self, server):
+        try:
+            while True:
+                request = os.read(server, 1 << 18)
+                _, opcode, unique, *_ = _IN.unpack_from(request)
+                if opcode == _INIT:
+                    body = struct.pack("=IIIIHHIIHHIII24x", 7, 31, 4096, 0, 12, 10, 4096, 1, 0, 0, 0, 0, 0)[:64]
+                    os.write(server, _OUT.pack(_OUT.size + len(body), 0, unique) + body)
+                elif opcode not in _SILENT:
+                    os.write(server, _OUT.pack(_OUT.size, -self._number, unique))
+        except OSError as error:
+            if error.errno not in (errno.ENODEV, errno.ENOENT):  # unmounted
+                raise
+        finally:
+            os.close(server)
+
+
+@pytest.fixture(params=[errno.EIO, errno.ESTALE], ids=["EIO", "ESTALE"])
+def refusing(request):
+    made = Refusing(request.param)
+    yield made
+    assert made.ended()
+
+
+def staging_of(lab):
+    return next(lab.root.glob("plugins/kubernetes.io/csi/scripted.dev/*/globalmount"))
+
+
+async def running(lab, driver, **pod):
+    made = await lab.pod(**pod)
+    await lab.phase("p1", "Running")
+    (driver.data / "vol-c1" / "kept").write_text("data")
+    return made
+
+
+def replace(lab, pod, refusing):
+    """Both of the volume's mounts die."""
+    for place in (lab.target(pod), staging_of(lab)):
+        mounts.unmount(place, lazy=True)
+        refusing.mount(place)
+
+
+async def end(lab, driver, *names):
+    for name in names:
+        await lab.delete(name)
+        await lab.gone(name)
+    await lab.until(lambda: not lab.mounted(), what="nothing mounted")
+    assert (driver.data / "vol-c1" / "kept").read_text() == "data"
+    await lab.stop_agent()
+
+
+async def test_dead_mounts_go_with_their_pod_although_the_driver_does_nothing(lab, refusing):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        pod = await running(lab, driver)
+        replace(lab, pod, refusing)
+        driver.misbehave("NodeUnpublishVolume", LIE)
+        driver.misbehave("NodeUnstageVolume", LIE)
+        await end(lab, driver, "p1")
+        assert len(driver.named("NodeUnpublishVolume")) == len(driver.named("NodeUnstageVolume")) == 1
+
+
+async def test_dead_mounts_found_after_a_restart_are_made_anew(lab, refusing):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        pod = await running(lab, driver)
+        await lab.crash_agent()
+        replace(lab, pod, refusing)
+        agent = await lab.start_agent()
+        await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
+        assert (lab.target(pod) / "kept").read_text() == "data"
+        await end(lab, driver, "p1")
+
+
+async def test_the_next_pod_gets_a_volume_whose_staged_mount_died(lab, refusing):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        await running(lab, driver)
+        staging = staging_of(lab)
+        mounts.unmount(staging, lazy=True)
+        refusing.mount(staging)
+        await lab.pod("p2", command="cat /data/kept", restartPolicy="Never")
+        await lab.phase("p2", "Succeeded")
+        await end(lab, driver, "p1", "p2")
+
+
+async def test_a_container_started_again_gets_its_dead_volume_made_anew(lab, refusing):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "c1"}},
+                   {"name": "h", "hostPath": {"path": str(lab.base)}}]  # fmt: skip
+        places = [{"name": "data", "mountPath": "/data"}, {"name": "h", "mountPath": "/h"}]
+        command = "[ -e /h/go ] && exec cat /data/kept; while [ ! -e /h/go ]; do sleep 0.05; done; exit 1"
+        pod = await running(lab, driver, command=command, volumes=volumes, mounts=places, restartPolicy="OnFailure")
+        replace(lab, pod, refusing)
+        (lab.base / "go").touch()
+        found = await lab.phase("p1", "Succeeded")
+        assert found.status.container_statuses[0].restart_count == 1
+        await end(lab, driver, "p1")
+
+
+@pytest.fixture
+def disk(lab):
+    """An XFS filesystem on a loop device; mounted by the test, taken away here."""
+    backing = lab.base / "disk.img"
+    with backing.open("wb") as file:
+        file.truncate(320 << 20)
+    device = loop.attach(backing)
+    filesystems.format_blank(device.path, "xfs")
+    yield device
+    loop.detach(device.number)
+    backing.unlink()
+
+
+@pytest.mark.parametrize("driver_helps", [True, False], ids=["driver unmounts", "driver lies"])
+async def test_a_filesystem_that_was_shut_down_leaves_with_its_pod_and_keeps_its_data(lab, disk, driver_helps):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        place = driver.data / "vol-c1"
+        place.mkdir()
+        mounts.mount(disk.path, place, "xfs")
+        await lab.start_agent()
+        pod = await running(lab, driver)
+        descriptor = os.open(place / "kept", os.O_RDWR)
+        os.fsync(descriptor)
+        fcntl.ioctl(descriptor, _XFS_GOING_DOWN, struct.pack("=I", 1))  # with its log written, as on a lost disk
+        os.close(descriptor)
+        assert mounts.is_corrupted(lab.target(pod))
+        if not driver_helps:
+            driver.misbehave("NodeUnpublishVolume", LIE)
+            driver.misbehave("NodeUnstageVolume", LIE)
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
+        assert mountinfo.mount_at(place) is not None  # what the driver keeps for itself is not ours
+        mounts.unmount(place)
+        mounts.mount(disk.path, place, "xfs")
+        assert (place / "kept").read_text() == "data"
+        mounts.unmount(place)
+        await lab.stop_agent()
