@@ -28,7 +28,9 @@ _OPTIONS = [
     # grpc would percent-encode the socket's path here, which some servers refuse.
     ("grpc.default_authority", "localhost"),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Despite its name this is how long a connection may take to be made: a busy driver needs more than a moment
+    # for its first frame, and one that is not there refuses at once.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),

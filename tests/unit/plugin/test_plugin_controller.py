@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
 from moorage.plugin.metrics import copy_metrics
@@ -21,6 +22,24 @@ async def test_a_name_makes_one_volume_however_often_it_is_asked_for(caller, cli
     assert first == again
     assert first.capacity_bytes == 10 * MIB
     assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == [first.volume_id]
+
+
+async def test_a_driver_that_is_slow_to_greet_is_waited_for(parts, tmp_path):
+    """As a busy one is: its socket takes the connection, and its first frame comes later."""
+
+    async def late(reader, writer):
+        await asyncio.sleep(0.6)
+        own_reader, own_writer = await asyncio.open_unix_connection(parts.settings.endpoint.removeprefix("unix://"))
+        await asyncio.gather(piped(reader, own_writer), piped(own_reader, writer))
+
+    async def piped(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_unix_server(late, tmp_path / "late.sock")
+    async with server, CsiClient(f"unix://{tmp_path}/late.sock", timeout_s=30) as client:
+        assert (await client.NodeGetInfo(pb.NodeGetInfoRequest())).node_id == "node-1"
 
 
 async def test_a_volume_keeps_its_filesystem_when_the_default_changes(caller, monkeypatch):
