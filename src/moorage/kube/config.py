@@ -7,6 +7,7 @@ Start reading at: `load`.
 
 import asyncio
 import base64
+import importlib.util
 import os
 import ssl
 import tempfile
@@ -202,10 +203,22 @@ def _token_from(
     if user.get("token"):
         return fixed_token(str(user["token"]))
     if user.get("exec"):
+        _check_official_client(path, f"runs {user['exec'].get('command')!r} to log in")
         return _exec_token(user, cluster, path.parent, tls)
     if user.get("auth-provider"):
+        _check_official_client(path, f"logs in through {user['auth-provider'].get('name')!r}")
         return _provider_token(path, context)
     return None
+
+
+def _check_official_client(path: Path, what: str) -> None:
+    """Only such logins need the official package, and the container image leaves it out."""
+    if importlib.util.find_spec("kubernetes") is None:
+        raise UsageError(
+            f"kubeconfig {path}: its user {what}, which needs the Python package `kubernetes`, and that is not "
+            "installed here (the container image has none): use a kubeconfig with a token or certificate, or the "
+            "account of the pod"
+        )
 
 
 def _tls_from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.SSLContext:
