@@ -283,6 +283,19 @@ async def test_a_clone_protects_its_source_until_the_source_is_deleted(lab):
     await lab.until(is_gone)
 
 
+async def test_clones_of_one_source_at_once_do_not_fail_over_its_finalizer(lab):
+    lab.start(Role.PROVISIONER)
+    await lab.make_class()
+    await lab.make_claim("origin")
+    await lab.bound("origin")
+    copies = [f"copy-{number}" for number in range(20)]
+    source = {"kind": "PersistentVolumeClaim", "name": "origin"}
+    await asyncio.gather(*(lab.make_claim(name, dataSource=source) for name in copies))
+    for name in copies:
+        await lab.bound(name)
+    assert await lab.events("ProvisioningFailed") == []
+
+
 async def test_a_populated_claim_is_left_to_its_populator(lab):
     lab.start(Role.PROVISIONER)
     await lab.make_class()

@@ -15,6 +15,9 @@ from moorage.sidecars.provisioner.sources import DataSource
 
 log = get_logger(__name__)
 
+# Conflicts in a row after which the claim waits as after any other failure.
+PROTECT_ATTEMPTS = 10
+
 
 class SourceProtection:
     """The finalizers of data sources."""
@@ -23,7 +26,20 @@ class SourceProtection:
         self._context = context
 
     async def protect(self, source: DataSource) -> None:
-        """Put the finalizer on the source; a conflict brings the claim back."""
+        """Put the finalizer on the source.
+
+        Several volumes made from one source at once write to the same object, each from a task of its own. The loser of
+        such a race looks again at once: for its user nothing has failed.
+        """
+        for _ in range(PROTECT_ATTEMPTS - 1):
+            try:
+                await self._protect(source)
+                return
+            except Conflict:
+                continue
+        await self._protect(source)
+
+    async def _protect(self, source: DataSource) -> None:
         client = self._context.client
         if source.is_claim:
             origin = self._context.claims.get(f"{source.namespace}/{source.name}")
