@@ -12,12 +12,11 @@ from rich.console import Console
 from moorage.errors import UsageError
 from moorage.insight.explain import Story, explain_all
 from moorage.insight.explain import explain as explain_one
+from moorage.insight.following import Follower
 from moorage.kube import config
 from moorage.kube.client import Client
 
 app = typer.Typer()
-
-_EVERY_S = 1.0
 
 
 @app.command()
@@ -54,15 +53,16 @@ async def _explain(reference: str, namespace: str, kubeconfig: str, watch: bool,
         if not reference:
             _print_all(await explain_all(client), output)
             return
-        shown = ""
-        while True:
-            story = await explain_one(client, reference, namespace or client.namespace)
-            if story.sentence != shown:
-                _print(story, output)
-                shown = story.sentence
-            if not watch or not story.stuck:
-                return
-            await asyncio.sleep(_EVERY_S)
+        shown, where = "", namespace or client.namespace
+        async with Follower(client, where) as follower:
+            while True:
+                story = await explain_one(client, reference, where)
+                if story.sentence != shown:
+                    _print(story, output)
+                    shown = story.sentence
+                if not watch or not story.stuck:
+                    return
+                await follower.next(story)
 
 
 def _print_all(stories: list[Story], output: str) -> None:

@@ -28,7 +28,7 @@ class _Cut(msgspec.Struct):
 _cuts = msgspec.json.Decoder(_Cut)
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One volume. Sizes are bytes; `shared_bytes` of the used ones belong to a snapshot or another volume too."""
 
     id: str
