@@ -208,7 +208,7 @@ def _expand(
 
 def _modify(parts: Parts, volume_id: str, changes: dict[str, str]) -> None:
     pool = persistent_pool(parts, volume_id)
-    creation.check_limits(parts, changes)
+    creation.check_limits(parts, changes, pool.volume(volume_id).kind)
     volume = pool.modify_volume(volume_id, changes)
     retune(parts, pool, volume)
     log.info("volume modified", volume=volume_id, keys=sorted(changes))

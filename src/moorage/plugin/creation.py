@@ -80,7 +80,7 @@ def _fs_type(accesses: tuple[Access, ...], chosen: ClassParameters) -> str:
 def create(parts: Parts, wish: Wish) -> Volume:
     """The volume of this name, made now or found; every error leaves nothing behind."""
     check_place(wish.requisite, parts.settings)
-    check_limits(parts, wish.create.mutable)
+    check_limits(parts, wish.create.mutable, wish.create.kind)
     pool = _pool_for(parts, wish)
     source = _source_object(pool, wish.create.source)
     filesystem = _filesystem_for(wish, source, pool.find_volume(wish.volume_id))
@@ -95,10 +95,10 @@ def create(parts: Parts, wish: Wish) -> Volume:
     return volume
 
 
-def check_limits(parts: Parts, changes: Mapping[str, str]) -> None:
-    """LimitsUnsupported when I/O limits are asked for on a machine that cannot set them."""
+def check_limits(parts: Parts, changes: Mapping[str, str], kind: Kind) -> None:
+    """LimitsUnsupported when I/O limits are asked for where they cannot be set."""
     settings = mutable.Settings.of(changes)
-    if settings.has_io_limits and (why := parts.cgroups.why_unsupported()):
+    if settings.has_io_limits and (why := parts.cgroups.why_unsupported(kind is Kind.DIRECTORY)):
         raise LimitsUnsupported(f"I/O limits are not possible: {why}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from moorage.errors import InvalidRequest, MoorageError
 from moorage.log import get_logger
-from moorage.plugin import staging
+from moorage.plugin import creation, staging
 from moorage.plugin.access import Access, Mode, why_unsupported
 from moorage.plugin.observe import NodeVolume, observe
 from moorage.plugin.parameters import InlineParameters
@@ -30,12 +30,13 @@ def is_inline(volume_context: Mapping[str, str]) -> bool:
 
 def publish(
     parts: Parts, handle: str, target: Target, access: Access, read_only: bool, context: Mapping[str, str]
-) -> None:
+) -> NodeVolume:
     """Make the volume if need be and mount it at the target; a retry finishes what was begun."""
     wanted = InlineParameters.parse(context)
     if access.is_block:
         raise InvalidRequest("volume_capability: an inline volume cannot be a block device")
     kind = wanted.of_class.kind
+    creation.check_limits(parts, wanted.of_class.mutable, kind)
     # The class has no say here: the pod's attributes name the filesystem, or the capability does.
     filesystem = wanted.of_class.fs_type or access.fs_type or "ext4"  # an inline volume never grows
     why = why_unsupported(access, is_directory=kind is Kind.DIRECTORY)
@@ -57,7 +58,9 @@ def publish(
     failpoints.reached("ephemeral.created")
     mode = Mode.SINGLE_NODE_READER_ONLY if read_only else Mode.SINGLE_NODE_WRITER
     used = Access(mode, False, volume.filesystem, access.mount_flags, access.mount_group)
-    staging.ensure_staged(NodeVolume(volume, pool), target, used)
+    made = NodeVolume(volume, pool)
+    staging.ensure_staged(made, target, used)
+    return made
 
 
 def find(parts: Parts, handle: str) -> NodeVolume | None:

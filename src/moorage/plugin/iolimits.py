@@ -26,7 +26,7 @@ _POD_IN_PATH = (
 
 
 class LimitsUnsupported(MoorageError):
-    """This machine's kernel cannot limit I/O by cgroup."""
+    """This machine's kernel cannot limit I/O by cgroup, or not that of such a volume."""
 
     code = "FAILED_PRECONDITION"
 
@@ -50,7 +50,10 @@ class Cgroups:
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self.version, self.root = _hierarchy(root)
 
-    def why_unsupported(self) -> str:
+    def why_unsupported(self, is_directory: bool = False) -> str:
+        """Why a volume's I/O cannot be limited here; empty when it can."""
+        if self.version and is_directory:
+            return "a directory volume has no device of its own, and limits are for devices; use kind: image"
         if self.version:
             return ""
         return "this machine has neither the io controller of cgroup v2 nor the blkio controller of v1"
@@ -65,7 +68,7 @@ class Cgroups:
         count = 0
         for cgroup in self._of_pod(pod_uid):
             if self.version == 2:
-                count += _write_v2(cgroup, device, limits)
+                count += _write_v2(self.root, cgroup, device, limits)
             else:
                 for each in (cgroup, *_below(cgroup)):
                     count += _write_v1(each, device, limits)
@@ -118,7 +121,7 @@ def _below(directory: Path) -> Iterator[Path]:
         yield from _below(child)
 
 
-def _write_v2(cgroup: Path, device: tuple[int, int], limits: IoLimits) -> int:
+def _write_v2(root: Path, cgroup: Path, device: tuple[int, int], limits: IoLimits) -> int:
     values = {
         "rbps": limits.read_bytes_per_second,
         "wbps": limits.write_bytes_per_second,
@@ -127,7 +130,9 @@ def _write_v2(cgroup: Path, device: tuple[int, int], limits: IoLimits) -> int:
     }
     words = " ".join(f"{key}={value or 'max'}" for key, value in values.items())
     if not (cgroup / "io.max").exists():
-        _write(cgroup.parent / "cgroup.subtree_control", "+io")
+        # Each level must hand the controller down to the next; kubelet asks for cpu and memory only.
+        for level in reversed([each for each in cgroup.parents if each == root or root in each.parents]):
+            _write(level / "cgroup.subtree_control", "+io")
     return _write(cgroup / "io.max", f"{device[0]}:{device[1]} {words}")
 
 

@@ -192,7 +192,9 @@ def _unstage(parts: Parts, volume_id: str, path: str) -> None:
 def _publish(parts: Parts, request: pb.NodePublishVolumeRequest, access: Access) -> None:
     if ephemeral.is_inline(request.volume_context):
         target = Target.from_request("target_path", request.target_path)
-        ephemeral.publish(parts, request.volume_id, target, access, request.readonly, request.volume_context)
+        made = ephemeral.publish(parts, request.volume_id, target, access, request.readonly, request.volume_context)
+        tuning.note(parts, made)
+        tuning.limit(parts, made, always=False)
         return
     volume = node_volume(parts, request.volume_id)
     if not request.staging_target_path:

@@ -80,7 +80,7 @@ def volume_health(parts: Parts, volume: NodeVolume, paths: Sequence[str]) -> lis
     entries = list(volume.pool.health(volume.volume_id))
     entries += [health.sign("MountDead", f"{path} does not answer any more") for path in paths if is_dead(path)]
     entries += health.node_signs(volume.volume, volume.direct_io)
-    why = parts.cgroups.why_unsupported()
+    why = parts.cgroups.why_unsupported(volume.is_directory)
     if volume.io_limits and why:
         entries.append(health.sign("IoLimitsNotApplied", f"I/O is not limited: {why}"))
     return _unique(entries)

@@ -8,6 +8,7 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
+from moorage.plugin.iolimits import Cgroups
 from moorage.plugin.metrics import copy_metrics
 from moorage.plugin.settings import TOPOLOGY_KEY
 
@@ -334,6 +335,22 @@ async def test_modifying_is_all_or_nothing_and_leaves_other_keys_alone(client, c
         await modify(readAheadKiB="1", directIO="perhaps")
     assert dict(parts.pools.named().volume(volume).mutable) == {"readAheadKiB": "64", "directIO": "false"}
     await modify()
+
+
+async def test_limits_on_a_machine_that_has_none_are_refused_and_nothing_is_changed(
+    client, caller, refused, parts, tmp_path
+):
+    vars(parts.cgroups).update(vars(Cgroups(tmp_path)))  # a machine without the controllers
+    with refused("FAILED_PRECONDITION", "neither the io controller"):
+        await caller.create("v", mutable={"readIOPS": "1"})
+    volume = (await caller.create("v", mutable={"readAheadKiB": "64"})).volume_id
+    with refused("FAILED_PRECONDITION", "neither the io controller"):
+        await client.ControllerModifyVolume(
+            pb.ControllerModifyVolumeRequest(
+                volume_id=volume, mutable_parameters={"writeIOPS": "1", "readAheadKiB": "128"}
+            )
+        )
+    assert dict(parts.pools.named().volume(volume).mutable) == {"readAheadKiB": "64"}
 
 
 @pytest.mark.parametrize("method", ["ControllerPublishVolume", "ControllerUnpublishVolume"])

@@ -136,6 +136,60 @@ def test_limits_are_written_to_a_pods_cgroup_of_version_two(tmp_path):
     assert not (tmp_path / "kubepods" / "besteffort" / "pod11-223" / "io.max").exists()
 
 
+class KernelOfVersionTwo:
+    """What the kernel does to a tree of cgroups: `io.max` is there where the level above hands `io` down."""
+
+    def __init__(self, root):
+        self.root, self.written = root, []
+        self.has_io(root)
+
+    def has_io(self, cgroup):
+        (cgroup / "cgroup.controllers").write_text("cpu io memory")
+        (cgroup / "cgroup.subtree_control").touch()
+
+    def write(self, file, text):
+        self.written.append((file.relative_to(self.root).as_posix(), text))
+        if file.name == "cgroup.subtree_control":
+            if not (file.parent / "cgroup.controllers").exists():
+                return 0
+            for child in file.parent.iterdir():
+                if child.is_dir():
+                    self.has_io(child)
+                    (child / "io.max").touch()
+            return 1
+        if not file.exists():
+            return 0
+        file.write_text(text)
+        return 1
+
+
+def test_the_io_controller_is_handed_down_to_a_pod_of_version_two(tmp_path, monkeypatch):
+    root = tmp_path / "cgroup"
+    pod = root / "kubepods.slice" / "kubepods-besteffort.slice" / "kubepods-besteffort-pod11_22.slice"
+    pod.mkdir(parents=True)
+    kernel = KernelOfVersionTwo(root)
+    monkeypatch.setattr("moorage.plugin.iolimits._write", kernel.write)
+    cgroups = Cgroups(root)
+    assert cgroups.apply("11-22", (7, 3), IoLimits(read_iops=100)) == 1
+    assert (pod / "io.max").read_text() == "7:3 rbps=max wbps=max riops=100 wiops=max"
+    asked = [file for file, text in kernel.written if text == "+io"]
+    above = ["kubepods.slice", "kubepods.slice/kubepods-besteffort.slice"]
+    assert asked == ["cgroup.subtree_control", *(f"{level}/cgroup.subtree_control" for level in above)]
+    kernel.written.clear()
+    assert cgroups.apply("11-22", (7, 3), IoLimits()) == 1
+    assert (pod / "io.max").read_text() == "7:3 rbps=max wbps=max riops=max wiops=max"
+    assert len(kernel.written) == 1, "a pod that has the controller needs nothing else"
+
+
+def test_a_pod_that_does_not_get_the_controller_is_not_counted(tmp_path):
+    """Nothing hands `io` down here, as with a real directory: the write of the limit fails, and is not claimed."""
+    (tmp_path / "cgroup.controllers").write_text("io")
+    pod = tmp_path / "pod11-22"
+    pod.mkdir()
+    (pod / "io.max").mkdir()  # a write that the kernel refuses
+    assert Cgroups(tmp_path).apply("11-22", (7, 3), IoLimits(read_iops=1)) == 0
+
+
 def test_limits_of_version_one_reach_every_container(tmp_path):
     root = tmp_path / "blkio"
     names = ("read_bps", "write_bps", "read_iops", "write_iops")
