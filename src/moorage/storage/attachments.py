@@ -195,13 +195,13 @@ class Attachments:
 
         self._cas(volume_id).swap(change)
 
-    def unseal(self, volume_id: str) -> None:
-        """After an undeletion: the volume can be attached again."""
+    def unseal(self, directory: str) -> None:
+        """Before a volume comes back from the trash, where it lies in `directory`: it can be attached again."""
 
         def change(token: int, state: _State) -> _State | None:
             return _State({}, secrets.token_hex(8)) if state.sealed else None
 
-        self._cas(volume_id).swap(change)
+        _Cas(os.path.join(directory, DIRECTORY)).swap(change)
 
     def attachments(self, volume_id: str) -> list[Attachment]:
         """Who has the volume now."""

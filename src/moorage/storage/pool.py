@@ -360,10 +360,9 @@ class Pool:
 
     def undelete(self, ident: str, what: str = "volume") -> str:
         """Put a deleted object back, whole, with its id; takes an id or the caller's name."""
-        restored = self._trash.undelete(ident, what)
-        if what == "volume" and self.config.scope is Scope.SHARED:
-            self._attachments.unseal(restored)
-        return restored
+        is_attached = what == "volume" and self.config.scope is Scope.SHARED
+        # In the trash, where nobody can attach it: a crash after the move would leave it sealed for ever.
+        return self._trash.undelete(ident, what, self._attachments.unseal if is_attached else None)
 
     def sweep(self) -> int:
         """Reclaim the trash whose time is over, and more when the pool is nearly full."""

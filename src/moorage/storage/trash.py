@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from moorage.log import get_logger
 from moorage.storage import mutable, snapshots, volumes
@@ -126,17 +126,20 @@ class Trash:
         while self._context.ledger.space().available_bytes < available and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def undelete(self, ident: str, what: str = "volume") -> str:
-        """Put the youngest deleted object with this id (or caller's name) back; returns its id."""
+    def undelete(self, ident: str, what: str = "volume", prepare: Callable[[str], None] | None = None) -> str:
+        """Put the youngest deleted object with this id (or caller's name) back; returns its id.
+
+        `prepare` is called with its directory in the trash before it is moved.
+        """
         if what not in KINDS:
             raise InvalidValue("what", f"{what!r} is none of {', '.join(KINDS)}")
         for item in reversed(self.listed()):
             if item.what == what and ident in (item.id, item.name):
-                self._restore(item)
+                self._restore(item, prepare)
                 return item.id
         raise NotInTrash(ident, self._context.config.name)
 
-    def _restore(self, item: Trashed) -> None:
+    def _restore(self, item: Trashed, prepare: Callable[[str], None] | None) -> None:
         source = os.path.join(self._layout.trash, item.entry)
         homes = {
             "volume": self._layout.volumes,
@@ -151,6 +154,8 @@ class Trash:
             self._context.ledger.reserved(promised, f"undelete {item.what} {item.id}"),
         ):
             try:
+                if prepare is not None:
+                    prepare(source)
                 self._layout.move(source, target)
             except OSError as failed:
                 if failed.errno in (errno.ENOTEMPTY, errno.EEXIST):
@@ -167,7 +172,12 @@ class Trash:
             return decoded(read_record(path, volumes.RECORD), VolumeRecord, path, item.id).size_bytes
         if item.what == "snapshot":
             return decoded(read_record(path, snapshots.RECORD), SnapshotRecord, path, item.id).data_bytes
-        return item.allocated_bytes
+        members = os.path.join(path, snapshots.MEMBERS)
+        return sum(
+            decoded(read_record(place, snapshots.RECORD), SnapshotRecord, place, f"{item.id}.{name}").data_bytes
+            for name in os.listdir(members)
+            if (place := os.path.join(members, name))
+        )
 
 
 def _parsed(entry: str) -> tuple[int, str, str] | None:

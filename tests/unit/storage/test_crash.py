@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import pytest
 
 from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Scope, Source, failpoints, id_from
+from moorage.storage.ids import ephemeral_id_from
 from moorage.storage.model import CopyPath
 
 MIB = 1 << 20
-MODE = "SINGLE_NODE_WRITER"
+MODE, MANY = "SINGLE_NODE_WRITER", "MULTI_NODE_READER_ONLY"
 
 
 def image(name, size=MIB, **more):
@@ -44,6 +45,11 @@ def prepare(pool):
     pool.create_volume(image("doomed"))
     pool.create_volume(image("gone"))
     pool.delete_volume(id_from("gone"))
+    pool.create_snapshot(CreateSnapshot("lost", volume.id))
+    pool.delete_snapshot(id_from("lost"))
+    pool.create_group("parted", [volume.id, directory.id])
+    pool.delete_group(id_from("parted"))
+    pool.create_volume(image("pod", ephemeral="/pods/kept"))
     if pool.config.scope is Scope.SHARED:
         pool.register_node("n1")
         pool.register_node("n2")
@@ -107,9 +113,52 @@ STORIES = [
         lambda p: p.volume(id_from("gone")).size_bytes,
     ),
     Story(
+        "undelete a snapshot",
+        lambda p: p.find_snapshot(id_from("lost")) or p.undelete("lost", "snapshot"),
+        lambda p: p.snapshot(id_from("lost")).data.read_bytes()[:12],
+    ),
+    Story(
+        "undelete a group",
+        lambda p: p.find_group(id_from("parted")) or p.undelete("parted", "group"),
+        lambda p: [found.volume_id for found in p.group(id_from("parted")).snapshots],
+    ),
+    Story(
+        "undelete in a shared pool",
+        lambda p: p.find_volume(id_from("gone")) or p.undelete("gone"),
+        lambda p: p.attach(id_from("gone"), "n1", MODE).mode,
+        scope=Scope.SHARED,
+    ),
+    Story(
+        "a pod's volume",
+        lambda p: p.create_volume(image("new", ephemeral="/pods/1")),
+        lambda p: [(found.id, found.ephemeral) for found in p.ephemerals()],
+    ),
+    Story(
+        "a pod's volume goes",
+        lambda p: (p.delete_volume(ephemeral_id_from("pod")), p.sweep()),
+        lambda p: (p.ephemerals(), [item.name for item in p.trash() if item.name == "pod"]),
+    ),
+    Story(
+        "create a directory",
+        lambda p: p.create_volume(CreateVolume("new", MIB, kind=Kind.DIRECTORY)),
+        lambda p: os.listdir(p.volume(id_from("new")).data),
+    ),
+    Story("expand a directory", lambda p: p.expand_volume(TREE, 5 * MIB), lambda p: p.volume(TREE).size_bytes),
+    Story(
+        "snapshot of a directory",
+        lambda p: p.create_snapshot(CreateSnapshot("new", TREE)),
+        lambda p: (p.snapshot(id_from("new")).data / "file").read_text(),
+    ),
+    Story(
         "format",
         lambda p: (p.format_begin(KEPT), p.format_end(KEPT)),
         lambda p: p.is_half_formatted(KEPT),
+    ),
+    Story(
+        "detach from one of two",
+        lambda p: (p.attach(KEPT, "n1", MANY), p.attach(KEPT, "n2", MANY), p.detach(KEPT, "n1")),
+        attach_told,
+        scope=Scope.SHARED,
     ),
     Story("attach", lambda p: p.attach(KEPT, "n1", MODE), attach_told, scope=Scope.SHARED),
     Story("detach", lambda p: p.detach(id_from("doomed")), detach_told, scope=Scope.SHARED),
