@@ -42,13 +42,6 @@ def _one_at_a_time(what: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone_on_this_machine() -> Iterator[None]:
-    """The manifests name fixed ports, so only one file of these tests runs at a time."""
-    with _one_at_a_time("ports"):
-        yield
-
-
 @pytest.fixture(scope="session")
 def image_archive(cannot_run) -> Path:
     """What `make image` makes; built when its inputs have changed. MOORAGE_IMAGE names another to be tested."""

@@ -12,21 +12,6 @@ pytestmark = pytest.mark.root
 
 NODE_ACCOUNT = "system:serviceaccount:moorage-system:moorage-node"
 SNAPSHOT_ACCOUNT = "system:serviceaccount:moorage-snapshots:snapshot-controller"
-SNAPSHOTS, GROUPS = "snapshot.storage.k8s.io", "groupsnapshot.storage.k8s.io"
-CONFLICT = "an object is read anew after somebody else changed it"
-# Rights that not every run needs, and why they are there.
-RARELY_USED = {
-    NODE_ACCOUNT: {
-        ("list", SNAPSHOTS, "volumesnapshots", ""): "every five minutes, to find forgotten finalizers",
-    },
-    SNAPSHOT_ACCOUNT: {
-        ("get", "", "persistentvolumeclaims", ""): CONFLICT,
-        ("get", SNAPSHOTS, "volumesnapshots", ""): CONFLICT,
-        ("get", GROUPS, "volumegroupsnapshots", ""): CONFLICT,
-        ("get", GROUPS, "volumegroupsnapshotcontents", ""): CONFLICT,
-        ("patch", "", "events", ""): "an event that happens again is counted",
-    },
-}
 
 
 def test_volumes_live_on_what_the_manifests_start_with_the_least_rights(stage):
@@ -46,7 +31,7 @@ def test_volumes_live_on_what_the_manifests_start_with_the_least_rights(stage):
     assert not [path for part in ("volumes", "snapshots") for path in (stage.layout.pool / part).iterdir()]
     assert stage.refused == []
     for account in (NODE_ACCOUNT, SNAPSHOT_ACCOUNT):
-        check_rights(objects, account, stage.requests[account], RARELY_USED[account])
+        check_rights(objects, account, stage.requests[account])
     for running in (node, snapshots):
         running.stop()
 

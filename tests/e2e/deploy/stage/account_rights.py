@@ -28,12 +28,10 @@ def _rules(objects: list[dict], ref: dict, namespace: str) -> list[dict]:
     return role["rules"]
 
 
-def check_rights(objects: list[dict], account: str, requests: Iterable[Request], rarely: dict[Right, str]) -> None:
-    """Every right was used, or is one that a run does not always need, for the reason given."""
-    rights = rights_of(objects, account)
-    idle = unused(rights, requests)
-    assert not idle - rarely.keys(), f"{account} has rights that nothing uses: {sorted(idle - rarely.keys())}"
-    assert not rarely.keys() - rights, f"{account} has not these rights any more: {sorted(rarely.keys() - rights)}"
+def check_rights(objects: list[dict], account: str, requests: Iterable[Request]) -> None:
+    """Every right was used."""
+    idle = unused(rights_of(objects, account), requests)
+    assert not idle, f"{account} has rights that nothing uses: {sorted(idle)}"
 
 
 def unused(rights: set[Right], requests: Iterable[Request]) -> set[Right]:

@@ -37,7 +37,8 @@ class Container:
         self._count = 0
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
+        """Exactly as the template says; `more` are arguments for what a test cannot wait for."""
         self._count += 1
         home = self._pod.directory / f"{self.name}-{self._count}"
         for part in ("root", "upper", "work"):
@@ -48,7 +49,7 @@ class Container:
             "image": str(self._pod.image),
             "mounts": [self._mount(mount) for mount in self.spec.get("volumeMounts", [])],
             "relay_port": int(self._pod.api_address.rpartition(":")[2]) if self._has_account() else 0,
-            "argv": ["/usr/bin/moorage", *(self._expanded(word) for word in self.spec["args"])],
+            "argv": ["/usr/bin/moorage", *(self._expanded(word) for word in self.spec["args"]), *more],
             "env": self.environment(),
         }
         with self.log.open("ab") as log:

@@ -64,6 +64,7 @@ class Life:
         self.modify()
         self.group()
         self.refuse()
+        self.refuse_snapshot()
         self.remove()
 
     def write(self) -> None:
@@ -75,17 +76,17 @@ class Life:
         )
         stage.log_has("writer", "written")
 
-    def snapshot(self) -> None:
-        source = {"persistentVolumeClaimName": "data"}
-        self.stage.apply(
-            {
-                "apiVersion": "snapshot.storage.k8s.io/v1",
-                "kind": "VolumeSnapshot",
-                "metadata": {"name": "moment"},
-                "spec": {"volumeSnapshotClassName": self.snapshots, "source": source},
-            }
-        )
-        self._ready("volumesnapshot", "moment")
+    def snapshot(self, name: str = "moment", of: str = "data") -> None:
+        self.stage.apply(self._snapshot(name, of))
+        self._ready("volumesnapshot", name)
+
+    def _snapshot(self, name: str, of: str) -> dict:
+        return {
+            "apiVersion": "snapshot.storage.k8s.io/v1",
+            "kind": "VolumeSnapshot",
+            "metadata": {"name": name},
+            "spec": {"volumeSnapshotClassName": self.snapshots, "source": {"persistentVolumeClaimName": of}},
+        }
 
     def copy(self) -> None:
         """Restore the snapshot and clone the claim."""
@@ -157,11 +158,22 @@ class Life:
         """A clone that is smaller than its source: the claim is told why, again and again."""
         self.stage.apply(claim("never", "now", "32Mi", dataSource={"kind": "PersistentVolumeClaim", "name": "tuned"}))
 
+        self._told_twice("PersistentVolumeClaim", "never")
+
+    def refuse_snapshot(self) -> None:
+        """A member cannot leave its group: the snapshot is told why, again and again."""
+        members = [s for s in self.stage.get("volumesnapshots")["items"] if s["status"].get("volumeGroupSnapshotName")]
+        name = members[0]["metadata"]["name"]
+        self.stage.kubectl("delete", "volumesnapshot", name, "--wait=false")
+        self._told_twice("VolumeSnapshot", name)
+
+    def _told_twice(self, kind: str, name: str) -> None:
         def told() -> bool:
-            events = self.stage.get("events", "--field-selector", "reason=ProvisioningFailed")["items"]
+            about = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
+            events = self.stage.get("events", "--field-selector", about)["items"]
             return any(event.get("count", 0) > 1 for event in events)
 
-        self.stage.wait(told, "the claim to be told twice")
+        self.stage.wait(told, f"{kind} {name} to be told twice")
 
     def remove(self) -> None:
         stage = self.stage
