@@ -5,6 +5,7 @@ May not touch: HTTP.
 Start reading at: `on_create`.
 """
 
+from moorage.apiserver.accounts import admit_account
 from moorage.apiserver.errors import forbidden, not_found
 from moorage.apiserver.kinds import Kind, Object
 from moorage.apiserver.store import Store, Transaction, decode
@@ -53,12 +54,8 @@ def on_delete(kind: Kind, obj: Object) -> None:
 
 def _admit_pod(store: Store, txn: Transaction, pod: Object) -> None:
     """An account, tolerations for nodes that fail, and a priority, as on every cluster."""
-    spec, namespace = pod["spec"], pod["metadata"]["namespace"]
-    name = spec.setdefault("serviceAccountName", "default")
-    spec["serviceAccount"] = name
-    if name != "default" and txn.get("serviceaccounts", namespace, name) is None:
-        why = f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
-        raise forbidden("pods", "", pod["metadata"].get("name", ""), why)
+    spec = pod["spec"]
+    admit_account(txn, pod)
     tolerations = spec.setdefault("tolerations", [])
     for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         if not any(_tolerates(toleration, key) for toleration in tolerations):

@@ -4,21 +4,22 @@ Owns: field managers: conflicts, taking ownership by force, giving fields up, an
 May not touch: HTTP.
 Start reading at: `apply_patch`, `track_update`.
 
-Writes are followed once an object has managers: from the first apply on, or from a write that names its field manager.
-What an object held before its first apply belongs to `before-first-apply`, as in Kubernetes.
+Every write is followed, under the name that it gives itself or the first word of its user agent. An object whose
+managers were taken away is followed again from its next apply on; what it held until then belongs to
+`before-first-apply`, as in Kubernetes.
 """
 
 import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moorage.apiserver.errors import StatusError, bad_request, conflict
-from moorage.apiserver.fieldsets import ITEM, Path, fields_v1, leaves, merged, paths_from, remove, shown
+from moorage.apiserver.errors import StatusError, bad_request, invalid, required
+from moorage.apiserver.fieldsets import INSIDE, ITEM, Path, fields_v1, leaves, merged, nodes, paths_from, remove, shown
 from moorage.apiserver.intake import check_identity, intake
 from moorage.apiserver.kinds import Kind, Object
 from moorage.apiserver.meta import now_text
 from moorage.apiserver.query import Call
-from moorage.apiserver.schema import Type
+from moorage.apiserver.schema import Type, zero_of
 
 if TYPE_CHECKING:
     from moorage.apiserver.rest import Resources
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 LIMIT_UPDATERS = 10
 _SYSTEM = (
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink",
-    "deletionTimestamp", "deletionGracePeriodSeconds", "generateName",
+    "deletionTimestamp", "deletionGracePeriodSeconds",
 )  # fmt: skip
+_UNTRACKED = ("binding", "eviction", "finalize")  # subresources whose writes have no manager
 
 
 @dataclass(slots=True)
@@ -71,11 +73,15 @@ def managers_in(meta: Object) -> list[Manager]:
 
 def owned(obj: Object, node: Type) -> dict[Path, Any]:
     """The fields of an object that can be owned, with their values."""
+    kept = _ownable(obj)
+    return leaves(kept if kept["metadata"] else {k: v for k, v in kept.items() if k != "metadata"}, node)
+
+
+def _ownable(obj: Object) -> Object:
     kept = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind", "metadata")}
     meta = {key: value for key, value in (obj.get("metadata") or {}).items() if key not in _SYSTEM}
-    if meta:
-        kept["metadata"] = meta
-    return leaves(kept, node)
+    kept["metadata"] = meta
+    return kept
 
 
 def entries_of(managers: list[Manager]) -> list[Object]:
@@ -98,9 +104,8 @@ async def apply_patch(resources: "Resources", call: Call, body: Any) -> tuple[by
     """Apply a configuration; the second value says that the object was created."""
     kind = call.kind
     if not call.options.field_manager:
-        raise bad_request(
-            "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch"
-        )
+        error = required("fieldManager", "is required for apply patch")
+        raise invalid("PatchOptions", "meta.k8s.io", "", [error])
     if not isinstance(body, dict) or not body.get("apiVersion") or not body.get("kind"):
         raise bad_request("error decoding YAML: the configuration needs apiVersion and kind")
     check_identity(kind, body)
@@ -140,9 +145,9 @@ def _configuration(call: Call, body: Object) -> Object:
 
 
 def _strip_always(config: Any, body: Any) -> None:
-    """Take out the empty structs that decoding added: a configuration owns only what it says."""
+    """Take out the empty values that decoding added: a configuration owns only what it says."""
     if isinstance(config, dict) and isinstance(body, dict):
-        for key in [key for key, value in config.items() if value == {} and key not in body]:
+        for key in [key for key, value in config.items() if key not in body and _is_zero(value)]:
             if key != "metadata":
                 del config[key]
         for key, value in config.items():
@@ -150,6 +155,10 @@ def _strip_always(config: Any, body: Any) -> None:
     elif isinstance(config, list) and isinstance(body, list):
         for one, other in zip(config, body, strict=False):
             _strip_always(one, other)
+
+
+def _is_zero(value: Any) -> bool:
+    return all(_is_zero(item) for item in value.values()) if isinstance(value, dict) else value in ("", 0, "0", "0s")
 
 
 async def _create(resources: "Resources", call: Call, config: Object) -> bytes:
@@ -179,6 +188,9 @@ def _applied(call: Call, old: Object, config: Object) -> Object:
     entry = mine or Manager(name, "Apply", kind.api_version, call.subresource, set(), now_text())
     if entry.paths != set(wanted):
         entry.paths, entry.time = set(wanted), now_text()
+    there = nodes(_ownable(new), kind.type).keys()
+    for manager in others:
+        manager.paths &= there
     new["metadata"]["managedFields"] = entries_of([entry, *others])
     return new
 
@@ -221,20 +233,40 @@ def _settle_conflicts(call: Call, wanted: dict[Path, Any], live: dict[Path, Any]
     text = "\n".join(f"{who}:\n" + "\n".join(f"- {p}" for p in paths) for who, paths in by_manager.items())
     if count == 1:
         text = f"{causes[0]['message']}: {causes[0]['field']}"
-    error = conflict(call.kind.plural, call.kind.group, call.name, "")
-    raise StatusError(
-        409,
-        "Conflict",
-        f"Apply failed with {count} conflict{'s' if count > 1 else ''}: {text}",
-        {**error.details, "causes": causes},
-    )
+    message = f"Apply failed with {count} conflict{'s' if count > 1 else ''}: {text}"
+    raise StatusError(409, "Conflict", message, {"causes": causes})
 
 
 def track_create(kind: Kind, call: Call, obj: Object) -> None:
-    """Record who made an object, when the writer names itself."""
-    if call.options.field_manager:
-        manager = Manager(call.manager, "Update", kind.api_version, "", set(owned(obj, kind.type)), now_text())
-        obj["metadata"]["managedFields"] = entries_of([manager])
+    """Record who made an object. What an empty object of the kind has too is nobody's."""
+    made = {key: value for key, value in obj.items() if key != "status" or not kind.has_status}
+    paths = _set_by(nodes(_ownable(made), kind.type), _empty(kind))
+    if paths:
+        manager = Manager(call.manager, "Update", kind.api_version, "", paths, now_text())
+        obj["metadata"]["managedFields"] = [manager.entry()]
+
+
+def _empty(kind: Kind) -> dict[Path, Any]:
+    """The fields that an object of a kind has before anything is written into it."""
+    if kind.custom is not None:
+        return {("f:metadata",): INSIDE}
+    found = _EMPTY.get(kind.type.name)
+    if found is None:
+        found = _EMPTY[kind.type.name] = nodes(zero_of(kind.type, with_nulls=True), kind.type)
+        found["f:metadata",] = INSIDE
+    return found
+
+
+_EMPTY: dict[str, dict[Path, Any]] = {}
+
+
+def _set_by(have: dict[Path, Any], had: dict[Path, Any]) -> set[Path]:
+    """The fields that a write has set: those that were not there, and those that were otherwise."""
+    return {
+        path
+        for path, value in have.items()
+        if path not in had or (value is not INSIDE and value is not ITEM and had[path] != value)
+    }
 
 
 def track_update(kind: Kind, call: Call, new: Object, old: Object, is_apply: bool) -> None:
@@ -247,23 +279,19 @@ def track_update(kind: Kind, call: Call, new: Object, old: Object, is_apply: boo
         meta.pop("managedFields")
         return
     meta.pop("managedFields", None)
-    if not before and not call.options.field_manager:
+    if not before:
         return
-    if before:
-        meta["managedFields"] = before
-    have, had = owned(_differing(new, old), kind.type), owned(_differing(old, new), kind.type)
-    set_now = {path for path, value in have.items() if path not in had or had[path] != value}
-    gone = set(had) - set(have)
+    meta["managedFields"] = before
+    if call.subresource in _UNTRACKED:
+        return
+    have, had = nodes(_ownable(_differing(new, old)), kind.type), nodes(_ownable(_differing(old, new)), kind.type)
+    set_now, gone = _set_by(have, had), had.keys() - have.keys()
     if not set_now and not gone:
         return
     managers = managers_in(old["metadata"])
-    if not managers and (before_us := owned(old, kind.type)):
-        managers.append(Manager("before-first-apply", "Update", kind.api_version, "", set(before_us), now_text()))
-    for manager in managers:
-        manager.paths -= gone
-        if not manager.is_same(call.manager, "Update", call.subresource):
-            manager.paths -= {path for path in set_now if path in had}
     mine = next((m for m in managers if m.is_same(call.manager, "Update", call.subresource)), None)
+    for manager in managers:
+        manager.paths -= gone if manager is mine else gone | set_now
     if mine is None and set_now:
         mine = Manager(call.manager, "Update", kind.api_version, call.subresource, set(), now_text())
         managers.append(mine)

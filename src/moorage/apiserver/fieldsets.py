@@ -28,37 +28,54 @@ class _Item:
 
 
 ITEM = _Item()
+INSIDE = _Item()  # the value of a struct, map or keyed list: what it is, is below it
 
 
-def leaves(value: Any, node: Type, path: Path = ()) -> dict[Path, Any]:
-    """Every field that can be owned, with its value."""
+def leaves(value: Any, node: Type) -> dict[Path, Any]:
+    """Every field that a configuration says something about, with its value."""
     found: dict[Path, Any] = {}
-    _collect(value, node, path, found)
+    _collect(value, node, (), found, False)
     return found
 
 
-def _collect(value: Any, node: Type, path: Path, found: dict[Path, Any]) -> None:
+def nodes(value: Any, node: Type) -> dict[Path, Any]:
+    """The same with everything that holds fields: whoever writes the first label also owns that there are labels."""
+    found: dict[Path, Any] = {}
+    _collect(value, node, (), found, True)
+    return found
+
+
+def _collect(value: Any, node: Type, path: Path, found: dict[Path, Any], inner: bool) -> None:
     if isinstance(value, dict) and not node.is_atomic and node.shape in ("struct", "map", "any"):
         if node.shape == "any" and not node.keeps_unknown:
             found[path] = value
             return
-        if not value:
-            if path:
-                found[path] = value
-            return
+        if path and (inner or not value):
+            found[path] = INSIDE if inner else value
         for name, item in value.items():
-            _collect(item, node.child(name) or ANY, (*path, f"f:{name}"), found)
+            _collect(item, node.child(name) or ANY, (*path, f"f:{name}"), found, inner)
         return
     if isinstance(value, list) and node.shape == "list" and node.list_kind in ("map", "set"):
+        if inner:
+            found[path] = INSIDE
         for item in value:
             step = step_of(item, node)
             if step is None:
                 continue
             found[(*path, step)] = ITEM
             if node.list_kind == "map":
-                _collect(item, node.item or ANY, (*path, step), found)
+                _collect_item(item, node.item or ANY, (*path, step), found, inner)
         return
     found[path] = value
+
+
+def _collect_item(item: Any, node: Type, path: Path, found: dict[Path, Any], inner: bool) -> None:
+    """What is in an item of a keyed list; an atomic item is one value."""
+    if node.is_atomic:
+        found[path] = item
+        return
+    for name, value in item.items():
+        _collect(value, node.child(name) or ANY, (*path, f"f:{name}"), found, inner)
 
 
 def step_of(item: Any, node: Type) -> str | None:

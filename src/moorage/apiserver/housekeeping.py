@@ -21,6 +21,7 @@ from moorage.log import get_logger
 
 log = get_logger(__name__)
 
+AGENT = "moorage-apiserver"  # what the server writes by itself is its own
 EVENT_LIFE = timedelta(hours=1)
 TRIM_S = 5.0
 
@@ -119,7 +120,7 @@ class Housekeeper:
             if kind is None or self._store.get(kind.stored_as, namespace, name) is not None:
                 continue
             try:
-                await self._resources.create(Call(kind, namespace, "", "", Options()), obj)
+                await self._resources.create(Call(kind, namespace, "", "", Options(), user_agent=AGENT), obj)
             except StatusError as error:
                 if error.http not in (403, 404, 409):
                     raise
@@ -155,7 +156,7 @@ class Housekeeper:
 
     async def _delete(self, kind: Kind, key: Key, options: DeleteOptions) -> None:
         try:
-            await self._resources.delete(Call(kind, key[0], key[1], "", Options()), options)
+            await self._resources.delete(Call(kind, key[0], key[1], "", Options(), user_agent=AGENT), options)
         except StatusError as error:
             if error.http not in (404, 409):
                 raise
@@ -194,7 +195,7 @@ class Housekeeper:
             return obj
 
         try:
-            await self._resources.change(Call(kind, key[0], key[1], "", Options()), without)
+            await self._resources.change(Call(kind, key[0], key[1], "", Options(), user_agent=AGENT), without)
         except StatusError as error:
             if error.http not in (404, 409):
                 raise
@@ -227,7 +228,7 @@ class Housekeeper:
             return obj
 
         try:
-            await self._resources.change(Call(kind, key[0], key[1], "", Options()), without)
+            await self._resources.change(Call(kind, key[0], key[1], "", Options(), user_agent=AGENT), without)
         except StatusError as error:
             if error.http not in (404, 409):
                 raise

@@ -13,6 +13,13 @@ from moorage.apiserver.query import Call, refuse_unknown_fields
 from moorage.apiserver.schema import Normaliser, WrongType
 
 
+class NotOfKind(StatusError):
+    """The body cannot be read as the kind that the endpoint takes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, "BadRequest", message)
+
+
 def intake(call: Call, body: Any, stored: Object | None = None) -> Object:
     """The object in its stored form; refused when it is not what the endpoint takes.
 
@@ -30,7 +37,7 @@ def intake(call: Call, body: Any, stored: Object | None = None) -> Object:
             obj = normaliser.struct(obj, kind.type, "", stored)
         except WrongType as error:
             message = f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}'
-            raise bad_request(message) from error
+            raise NotOfKind(message) from error
         unknown = normaliser.unknown
     refuse_unknown_fields(kind, name, unknown, call)
     _place(call, obj)
@@ -55,9 +62,7 @@ def shaped(kind: Kind, body: Any) -> Object:
 def check_identity(kind: Kind, obj: Object) -> None:
     """apiVersion and kind must be those of the endpoint."""
     if obj["kind"] != kind.name or not isinstance(obj["apiVersion"], str):
-        raise StatusError(
-            400,
-            "BadRequest",
+        raise NotOfKind(
             f'{str(obj["kind"])[:80]} in version "{str(obj["apiVersion"]).rpartition("/")[2][:80]}" cannot be handled '
             f'as a {kind.name}: no kind "{str(obj["kind"])[:80]}" is registered for this endpoint',
         )
@@ -72,10 +77,7 @@ def _place(call: Call, obj: Object) -> None:
     meta = obj["metadata"]
     if call.kind.is_namespaced:
         if meta.get("namespace") not in (None, "", call.namespace):
-            raise bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request "
-                f"({meta['namespace']} != {call.namespace})"
-            )
+            raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         meta["namespace"] = call.namespace
     else:
         meta.pop("namespace", None)

@@ -45,7 +45,7 @@ def json_patch(target: Any, operations: Any) -> Any:
 def _apply(document: Any, step: dict[str, Any]) -> Any:
     name, path = step.get("op"), step.get("path")
     if not isinstance(path, str) or name not in ("add", "remove", "replace", "move", "copy", "test"):
-        raise bad_request(f"error decoding patch: unexpected kind or path of operation {str(name)[:40]!r}")
+        raise _fails(f"unexpected kind or path of operation {str(name)[:40]!r}")
     if name in ("add", "replace", "test") and "value" not in step:
         raise bad_request(f"error decoding patch: operation {name} without a value")
     match name:

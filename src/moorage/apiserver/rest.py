@@ -8,6 +8,8 @@ Start reading at: `Resources.create`, `Resources.update`.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from moorage.apiserver import admission, deletion, meta
 from moorage.apiserver.apply import track_create, track_update
 from moorage.apiserver.errors import (
@@ -22,7 +24,7 @@ from moorage.apiserver.errors import (
     not_found,
 )
 from moorage.apiserver.history import Record
-from moorage.apiserver.intake import intake
+from moorage.apiserver.intake import NotOfKind, intake
 from moorage.apiserver.kinds import Kind, Object, Registry
 from moorage.apiserver.query import Call, DeleteOptions
 from moorage.apiserver.rules import rules_for
@@ -119,9 +121,8 @@ class Resources:
         """Change an object with a patch; `change` gets the served form and returns the new one."""
 
         def patched(old: Object, _txn: Transaction) -> Object:
-            if call.kind.encode_to:
-                return intake(call, change(call.kind.encode_to(old)))
-            return intake(call, change(old), old)
+            served_form = call.kind.encode_to(old) if call.kind.encode_to else old
+            return _patched(call, change(served_form), None if call.kind.encode_to else old)
 
         record = await self.store.write(lambda txn: self._change(call, txn, patched))
         return served(call.kind, record)
@@ -221,6 +222,19 @@ def served(kind: Kind, record: Record) -> bytes:
     if kind.encode_to is None:
         return record.body
     return encode(kind.encode_to(decode(record.body)))
+
+
+def _patched(call: Call, body: Object, stored: Object | None) -> Object:
+    """What a patch has made of an object; an object of another shape or name is the patch's fault."""
+    try:
+        obj = intake(call, body, stored)
+    except NotOfKind as error:
+        text = msgspec.json.encode(body).decode()
+        raise invalid("", "", "", [invalid_value("patch", text, str(error))]) from error
+    name = obj["metadata"].get("name") or call.name
+    if name != call.name:
+        raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({call.name})")
+    return obj
 
 
 def kind_defaults(kind: Kind, obj: Object) -> None:

@@ -19,7 +19,7 @@ from moorage.apiserver.authorize import Authorizer
 from moorage.apiserver.crd import STORED_AS, Definitions
 from moorage.apiserver.discovery import Discovery
 from moorage.apiserver.events import newer_kind
-from moorage.apiserver.housekeeping import Housekeeper
+from moorage.apiserver.housekeeping import AGENT, Housekeeper
 from moorage.apiserver.http import Edge
 from moorage.apiserver.identity import Identity, ensure_identity, write_private
 from moorage.apiserver.kinds import Registry, builtin_kinds
@@ -131,7 +131,7 @@ class ApiServer:
         """The namespaces that every cluster has."""
         kind = self.registry.find("", "v1", "namespaces")
         assert kind is not None
-        call = Call(kind, "", "", "", Options())
+        call = Call(kind, "", "", "", Options(), user_agent=AGENT)
         missing = [name for name in NAMESPACES if self.store.get("namespaces", "", name) is None]
         await asyncio.gather(*(self.resources.create(call, {"metadata": {"name": name}}) for name in missing))
 
@@ -140,7 +140,7 @@ class ApiServer:
         kind = self.registry.find("apiextensions.k8s.io", "v1", "customresourcedefinitions")
         assert kind is not None
         missing = [d for d in snapshot_definitions() if self.store.get(STORED_AS, "", d["metadata"]["name"]) is None]
-        call = Call(kind, "", "", "", Options())
+        call = Call(kind, "", "", "", Options(), user_agent=AGENT)
         await asyncio.gather(*(self.resources.create(call, definition) for definition in missing))
 
 

@@ -56,7 +56,7 @@ class Type:
     keeps_unknown: bool = False
     is_embedded: bool = False
     spec: dict[str, Any] | None = None
-    written: tuple[str, ...] | None = None
+    written: "tuple[tuple[str, Type], ...] | None" = None
 
     def child(self, name: str) -> "Type | None":
         """The type of a property of this struct or map; None when it is not known."""
@@ -189,9 +189,9 @@ class Normaliser:
                 known.type.shape in ("any", "intorstring")
             ):
                 out[name] = kept
-        for name in _always(node):
+        for name, kind in _always(node):
             if name not in out:
-                out[name] = {}
+                out[name] = zero_of(kind)
         return out
 
     def any(self, value: Any, node: Type, path: str) -> Any:
@@ -210,14 +210,19 @@ class Normaliser:
             item = node.item or ANY
             if item.shape == "any":
                 return value
-            return [self.any(entry, item, f"{path}[{at}]") for at, entry in enumerate(value)]
+            return [
+                zero_of(item) if entry is None else self.any(entry, item, f"{path}[{at}]")
+                for at, entry in enumerate(value)
+            ]
         if shape == "map":
             if not isinstance(value, dict):
-                raise self._wrong(value, path, "map")
+                raise self._wrong(value, path, f"map[string]{(node.item or ANY).shape}")
             item = node.item or ANY
             if item.shape == "quantity":
                 return {key: _quantity(entry, is_amount=True) for key, entry in value.items()}
-            return {key: self.any(entry, item, f"{path}.{key}") for key, entry in value.items()}
+            return {
+                key: zero_of(item) if entry is None else self.any(entry, item, path) for key, entry in value.items()
+            }
         return self._scalar(value, shape, path)
 
     def _scalar(self, value: Any, shape: str, path: str) -> Any:
@@ -268,12 +273,28 @@ def _quantity(value: Any, is_amount: bool = False) -> str:
         ) from error
 
 
-def _always(node: Type) -> tuple[str, ...]:
-    """The plain structs that Go writes as `{}` when they are empty."""
+_ZEROS: dict[str, Any] = {
+    "string": "", "bool": False, "int32": 0, "int64": 0, "byte": 0, "number": 0, "quantity": "0", "intorstring": 0,
+    "duration": "0s",
+}  # fmt: skip
+
+
+def zero_of(node: Type, with_nulls: bool = False) -> Any:
+    """What Go writes for a value that was never set; fields that would be null are left out unless asked for."""
+    if node.shape != "struct":
+        return _ZEROS.get(node.shape)
+    if with_nulls:
+        written = [field for field in node.fields.values() if field.is_always_written and field.name != "metadata"]
+        return {field.name: zero_of(field.type, True) for field in written}
+    return {name: zero_of(kind) for name, kind in _always(node)}
+
+
+def _always(node: Type) -> "tuple[tuple[str, Type], ...]":
+    """The fields that are written even when they are empty, except for those that would be null."""
     if node.written is None:
         node.written = tuple(
-            f.name
+            (f.name, f.type)
             for f in node.fields.values()
-            if f.is_always_written and f.type.shape == "struct" and f.name != "metadata"
+            if f.is_always_written and (f.type.shape == "struct" or f.type.shape in _ZEROS) and f.name != "metadata"
         )
     return node.written

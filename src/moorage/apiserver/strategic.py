@@ -47,7 +47,7 @@ def _merge_map(target: dict[str, Any], patch: dict[str, Any], node: Type) -> dic
             merged[key] = kept
     for key, order in orders.items():
         if key not in patch and isinstance(merged.get(key), list):
-            merged[key] = _in_order(merged[key], order, node.child(key) or ANY)
+            merged[key] = _in_order(merged[key], order, node.child(key) or ANY, merged[key])
     return merged
 
 
@@ -72,11 +72,10 @@ def _merge_list(current: list[Any], patch: list[Any], node: Type, order: Any) ->
         return [item for item in patch if not (isinstance(item, dict) and item.get("$patch") == "replace")]
     if "merge" not in node.patch.split(","):
         return [_without_directives(item) for item in patch if item is not None]
-    if not node.merge_key:
-        merged = current + [item for item in patch if item not in current]
-        return _in_order(merged, order, node) if order is not None else merged
-    merged = _merge_keyed(current, patch, node)
-    return _in_order(merged, order, node) if order is not None else merged
+    merged = (
+        _merge_keyed(current, patch, node) if node.merge_key else [*current, *(i for i in patch if i not in current)]
+    )
+    return _in_order(merged, patch if order is None else order, node, current)
 
 
 def _merge_keyed(current: list[Any], patch: list[Any], node: Type) -> list[Any]:
@@ -95,8 +94,9 @@ def _merge_keyed(current: list[Any], patch: list[Any], node: Type) -> list[Any]:
     return merged
 
 
-def _in_order(items: list[Any], order: Any, node: Type) -> list[Any]:
-    """The items in the order that was asked for; others keep their place after the one they followed."""
+def _in_order(items: list[Any], order: Any, node: Type, before: list[Any]) -> list[Any]:
+    """The items that are listed, in that order, and the others: each ahead of the first listed one that it preceded
+    `before`, and after all of them if there is none. An item that is new and listed goes ahead."""
     if not isinstance(order, list):
         raise bad_request("$setElementOrder must be a list")
     key = node.merge_key
@@ -104,16 +104,17 @@ def _in_order(items: list[Any], order: Any, node: Type) -> list[Any]:
     def identity(item: Any) -> Any:
         return item.get(key) if key and isinstance(item, dict) else item
 
-    wanted = [identity(item) for item in order]
+    wanted, places = [identity(item) for item in order], [identity(item) for item in before]
     listed = sorted((i for i in items if identity(i) in wanted), key=lambda i: wanted.index(identity(i)))
-    result = list(listed)
-    for at, item in enumerate(items):
+    result: list[Any] = []
+    for item in items:
         if identity(item) in wanted:
             continue
-        before = items[at - 1] if at else None
-        spot = next((i + 1 for i, have in enumerate(result) if before is not None and have == before), 0)
-        result.insert(spot if at else 0, item)
-    return result
+        behind = places[places.index(identity(item)) :] if identity(item) in places else []
+        while listed and identity(listed[0]) not in behind:
+            result.append(listed.pop(0))
+        result.append(item)
+    return result + listed
 
 
 def _delete_primitives(merged: dict[str, Any], field: str, values: Any) -> None:

@@ -12,7 +12,14 @@ from typing import Any
 from moorage.apiserver import tables
 from moorage.apiserver.admission import default_class
 from moorage.apiserver.apply import apply_patch
-from moorage.apiserver.errors import bad_request, method_not_allowed, not_found, unsupported_media
+from moorage.apiserver.errors import (
+    bad_request,
+    forbidden_field,
+    invalid,
+    method_not_allowed,
+    not_found,
+    unsupported_media,
+)
 from moorage.apiserver.kinds import Kind, Object
 from moorage.apiserver.negotiate import JSON, Wanted, document_from, json_from, yaml_from
 from moorage.apiserver.patch import json_patch, merge_patch
@@ -130,7 +137,8 @@ class Verbs:
             body, created = await apply_patch(self.resources, call, yaml_from(sent.body))
             return self._shown(call, body, wanted, 201 if created else 200)
         if call.options.force is not None:
-            raise bad_request("PatchOptions.meta.k8s.io: force: Forbidden: may not be specified for non-apply patch")
+            error = forbidden_field("force", "may not be specified for non-apply patch")
+            raise invalid("PatchOptions", "meta.k8s.io", "", [error])
         return self._shown(call, await self.resources.patch(call, patch_function(kind, sent)), wanted)
 
     async def _delete(self, call: Call, sent: Sent, wanted: Wanted) -> Answer:

@@ -17,6 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 import aiohttp
 import msgspec
 
+from moorage import __version__
 from moorage.kube import metrics
 from moorage.kube.config import ApiConfig, RenewableToken
 from moorage.kube.errors import ApiError, Gone, TooManyRequests, Unauthorized, Unavailable
@@ -302,7 +303,7 @@ class Client:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request and its answer; every failure below HTTP, also while the answer is read, is a _NoAnswer."""
         await self._limiter.take()
-        headers = {"Accept": "application/json", "User-Agent": f"{self._identity} moorage"}
+        headers = {"Accept": "application/json", "User-Agent": f"{self._identity}/{__version__} (moorage)"}
         if data is not None:
             headers["Content-Type"] = content_type
         if self._config.token is not None and (token := await self._config.token()):

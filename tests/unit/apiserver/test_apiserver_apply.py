@@ -39,6 +39,7 @@ async def test_managers_may_share_a_field_that_they_agree_on(api):
 
 async def test_what_was_there_before_the_first_apply_is_not_taken_silently(api):
     await api.make(MAPS, config({"a": "1"}))
+    await api.merge(f"{MAPS}/m", {"metadata": {"managedFields": [{}]}})
     refusal = await api.apply(f"{MAPS}/m", config({"a": "2"}), expect=409)
     assert "before-first-apply" in refusal["message"]
 
@@ -70,7 +71,7 @@ async def test_items_of_keyed_lists_have_owners_of_their_own(api):
 
 async def test_apply_needs_a_manager_and_a_whole_configuration(api):
     kind = "application/apply-patch+yaml"
-    assert "fieldManager" in (await api("PATCH", f"{MAPS}/m", config({}), expect=400, kind=kind))["message"]
+    assert "fieldManager" in (await api("PATCH", f"{MAPS}/m", config({}), expect=422, kind=kind))["message"]
     await api.apply(f"{MAPS}/m", {"metadata": {"name": "m"}}, expect=400)
     await api.apply(f"{MAPS}/m", config({}, name="other"), expect=400)
-    await api("PATCH", f"{MAPS}/m?force=true", {}, expect=400, kind="application/merge-patch+json")
+    await api("PATCH", f"{MAPS}/m?force=true", {}, expect=422, kind="application/merge-patch+json")

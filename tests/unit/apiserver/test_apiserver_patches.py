@@ -67,7 +67,7 @@ def test_json_patches_follow_rfc_6902(target, steps, result):
         ([{"op": "replace", "path": "/b/7", "value": 1}], 422),
         ([{"op": "add", "path": "/b/01", "value": 1}], 422),
         ([{"op": "move", "from": "/b", "path": "/b/0"}], 422),
-        ([{"op": "frobnicate", "path": "/a"}], 400),
+        ([{"op": "frobnicate", "path": "/a"}], 422),
         ([{"op": "add", "path": "/a"}], 400),
         ({"op": "add"}, 400),
         ([{"op": "test", "path": "/a", "value": 1}] * 10_001, 413),
@@ -98,9 +98,9 @@ def test_strategic_patches_merge_lists_by_their_keys():
     have = pod({"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b", "image": "2"})
     patch = pod({"name": "b", "image": "3"}, {"name": "a", "env": [{"name": "Y", "value": "2"}]}, {"name": "c"})
     found = strategic_patch(have, patch, POD)["spec"]["containers"]
-    assert [c["name"] for c in found] == ["a", "b", "c"]
-    assert found[0]["env"] == [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}]
-    assert found[1]["image"] == "3"
+    assert [c["name"] for c in found] == ["b", "a", "c"]
+    assert found[1]["env"] == [{"name": "Y", "value": "2"}, {"name": "X", "value": "1"}]
+    assert found[0]["image"] == "3"
 
 
 def test_strategic_directives_delete_replace_and_order():
@@ -117,12 +117,32 @@ def test_strategic_directives_delete_replace_and_order():
     assert strategic_patch(volumes, retained, POD)["spec"]["volumes"] == [{"name": "v", "secret": {"secretName": "s"}}]
 
 
+@pytest.mark.parametrize(
+    ("have", "patched", "order", "result"),
+    [
+        ("AB", "C", None, "CAB"),  # what is new and listed goes ahead
+        ("ABC", "CA", None, "BCA"),
+        ("ABCD", "DB", None, "ACDB"),
+        ("ABC", "E", "EB", "EABC"),
+        ("ABCD", "C", "CA", "BCAD"),
+        ("ABC", "", "CB", "ACB"),
+        ("ABC", "Z", "B", "ABCZ"),  # the patch is not in its own order; nothing is lost
+    ],
+)
+def test_items_of_merged_lists_find_their_places(have, patched, order, result):
+    body = {"status": {"conditions": [{"type": t} for t in patched]}} if patched else {"status": {}}
+    if order is not None:
+        body["status"]["$setElementOrder/conditions"] = [{"type": t} for t in order]
+    old = {"status": {"conditions": [{"type": t} for t in have]}}
+    assert "".join(c["type"] for c in strategic_patch(old, body, POD)["status"]["conditions"]) == result
+
+
 def test_finalizers_are_a_set_and_can_lose_members():
     have = {"metadata": {"finalizers": ["a", "b"]}}
     assert strategic_patch(have, {"metadata": {"finalizers": ["c", "a"]}}, POD)["metadata"]["finalizers"] == [
+        "c",
         "a",
         "b",
-        "c",
     ]
     lost = strategic_patch(have, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}}, POD)
     assert lost["metadata"]["finalizers"] == ["b"]

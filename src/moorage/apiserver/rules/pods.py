@@ -21,7 +21,8 @@ def default_pod_spec(spec: Object) -> None:
     """What Kubernetes fills in for every pod and template."""
     spec.setdefault("restartPolicy", "Always")
     spec.setdefault("dnsPolicy", "ClusterFirst")
-    spec.setdefault("terminationGracePeriodSeconds", 30)
+    if spec.setdefault("terminationGracePeriodSeconds", 30) < 0:
+        spec["terminationGracePeriodSeconds"] = 1
     spec.setdefault("securityContext", {})
     spec.setdefault("schedulerName", "default-scheduler")
     for volume in spec.get("volumes") or []:
@@ -42,9 +43,17 @@ def default_volume(volume: Object) -> None:
     for source in (volume.get("projected") or {}).get("sources") or []:
         if "serviceAccountToken" in source:
             source["serviceAccountToken"].setdefault("expirationSeconds", 3600)
+        _default_field_refs((source.get("downwardAPI") or {}).get("items"))
+    _default_field_refs((volume.get("downwardAPI") or {}).get("items"))
     template = (volume.get("ephemeral") or {}).get("volumeClaimTemplate")
     if isinstance(template, dict):
         template.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
+
+
+def _default_field_refs(items: list[Object] | None) -> None:
+    for item in items or []:
+        if isinstance(item.get("fieldRef"), dict):
+            item["fieldRef"].setdefault("apiVersion", "v1")
 
 
 def default_container(container: Object) -> None:
@@ -56,6 +65,7 @@ def default_container(container: Object) -> None:
     container.setdefault("imagePullPolicy", "Always" if tag in ("", "latest") and "@" not in image else "IfNotPresent")
     for port in container.get("ports") or []:
         port.setdefault("protocol", "TCP")
+    _default_field_refs([one["valueFrom"] for one in container.get("env") or [] if one.get("valueFrom")])
     limits = container["resources"].get("limits")
     if limits:
         requests = container["resources"].setdefault("requests", {})
@@ -76,8 +86,8 @@ def _default_pod(obj: Object) -> None:
     spec = obj.setdefault("spec", {})
     default_pod_spec(spec)
     spec.setdefault("enableServiceLinks", True)
-    if spec.get("serviceAccountName"):
-        spec["serviceAccount"] = spec["serviceAccountName"]
+    if name := spec.get("serviceAccountName") or spec.get("serviceAccount"):  # the second is the old name of the first
+        spec["serviceAccount"] = spec["serviceAccountName"] = name
 
 
 def _create_pod(obj: Object) -> None:
@@ -126,9 +136,6 @@ def _check_pod(obj: Object) -> list[FieldError]:
     errors += one_of(
         "spec.dnsPolicy", spec.get("dnsPolicy"), ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
     )
-    grace = spec.get("terminationGracePeriodSeconds", 0)
-    if grace < 0:
-        errors.append(invalid_value("spec.terminationGracePeriodSeconds", grace, "must be greater than or equal to 0"))
     for name in ("nodeName", "serviceAccountName"):
         if spec.get(name) and not is_subdomain(spec[name]):
             errors.append(invalid_value(f"spec.{name}", spec[name], "must be a DNS subdomain"))
