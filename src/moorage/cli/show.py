@@ -74,19 +74,30 @@ def age_since(created_ns: int) -> str:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Progress | None]:
-    """A bar on a terminal, on stderr because stdout may be the data; nothing elsewhere."""
+    """A bar on a terminal, on stderr because stdout may be the data; nothing elsewhere.
+
+    It appears with the first progress: what is done in an instant leaves no empty bar behind.
+    """
     if not sys.stderr.isatty():
         yield None
         return
+    with contextlib.ExitStack() as stack:
+        update: Progress | None = None
+
+        def show(done: int, total: int) -> None:
+            nonlocal update
+            update = update or _started_bar(stack, title)
+            update(done, total)
+
+        yield show
+
+
+def _started_bar(stack: contextlib.ExitStack, title: str) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
     parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Bars(*parts, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
-        task = bars.add_task(title, total=None)
-
-        def show(done: int, total: int) -> None:
-            bars.update(task, completed=done, total=total)
-
-        yield show
+    bars = stack.enter_context(Bars(*parts, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True)))
+    task = bars.add_task(title, total=None)
+    return lambda done, total: bars.update(task, completed=done, total=total)
