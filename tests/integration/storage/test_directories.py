@@ -1,8 +1,12 @@
 """Directory volumes: faithful copies, enforced sizes where the pool can, and plain words where not."""
 
+import ctypes
+import errno
+import fcntl
 import os
 import socket
 import stat
+import struct
 
 import pytest
 
@@ -126,6 +130,56 @@ def test_the_size_is_enforced_or_said_not_to_be(pool):
         (entry,) = pool.health(volume.id)
         assert entry.reason == "SizeNotEnforced"
         assert "size not enforced" in entry.message
+
+
+class ProjectQuotas:
+    """A kernel with project quotas, for those that have none: it takes limits and answers like quotactl."""
+
+    def __init__(self):
+        self.limits, self.refuses = {}, False
+
+    def quotactl(self, command, device, project, limit):
+        assert command & 0xFF == 2, "not a project's quota"
+        assert os.path.exists(device)
+        if self.refuses:
+            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
+        is_xfs = hasattr(limit, "blk_hardlimit")
+        assert ctypes.sizeof(limit) == (112 if is_xfs else 72)
+        self.limits[project] = limit.blk_hardlimit * 512 if is_xfs else limit.bhardlimit * 1024
+
+
+def project_of(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return struct.unpack("=IIIII8x", fcntl.ioctl(fd, 0x801C581F, bytes(28)))[3]
+    finally:
+        os.close(fd)
+
+
+def test_a_project_holds_a_directory_where_the_kernel_has_them(xfs_pool_dir, monkeypatch):
+    """The directory's project is real here; the limit goes to a kernel that is not."""
+    kernel = ProjectQuotas()
+    monkeypatch.setattr("moorage.host.quota.has_project_quota", lambda path: True)
+    monkeypatch.setattr("moorage.host.libc.quotactl", kernel.quotactl)
+    with Pool.open(PoolConfig("default", xfs_pool_dir / "pool", background=False)) as pool:
+        one, two = pool.create_volume(directory("one")), pool.create_volume(directory("two"))
+        assert one.size_enforced
+        assert pool.health(one.id) == ()
+        (one.data / "sub").mkdir()
+        (one.data / "sub" / "file").write_text("x")
+        projects = [project_of(each.data) for each in (one, two)]
+        assert len(set(projects)) == 2
+        assert project_of(one.data / "sub" / "file") == projects[0], "what is made inside is not counted"
+        assert kernel.limits == dict.fromkeys(projects, 64 * MIB)
+        pool.expand_volume(one.id, 128 * MIB)
+        assert kernel.limits == {projects[0]: 128 * MIB, projects[1]: 64 * MIB}
+
+        kernel.refuses = True
+        three = pool.create_volume(directory("three"))
+        assert [entry.reason for entry in pool.health(three.id)] == ["SizeNotEnforced"]
+        kernel.refuses = False
+        pool.expand_volume(three.id, 128 * MIB)
+        assert pool.health(three.id) == ()
 
 
 def test_a_directory_in_use_is_copied_in_one_moment_or_refused(pool, tmp_path):

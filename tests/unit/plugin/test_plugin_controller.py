@@ -278,6 +278,49 @@ async def test_a_volume_is_made_only_where_the_pool_is(client, refused):
     assert [dict(each.segments) for each in snapshot.accessible_topology] == [{TOPOLOGY_KEY: "node-1"}]
 
 
+async def test_a_restore_is_promised_only_where_the_snapshot_is(client, caller, refused):
+    source = (await caller.create("v")).volume_id
+    snapshot = (await caller.snapshot(source)).snapshot_id
+    request = pb.CreateVolumeRequest(
+        name="r", volume_capabilities=[mounted()], volume_content_source=from_snapshot(snapshot)
+    )
+    request.accessibility_requirements.requisite.add().segments[TOPOLOGY_KEY] = "node-2"
+    with refused("RESOURCE_EXHAUSTED", "node-1"):
+        await client.CreateVolume(request)
+    request.accessibility_requirements.requisite.add().segments[TOPOLOGY_KEY] = "node-1"
+    made = (await client.CreateVolume(request)).volume
+    assert [dict(each.segments) for each in made.accessible_topology] == [{TOPOLOGY_KEY: "node-1"}]
+    group = pb.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=[source])
+    (member,) = (await client.CreateVolumeGroupSnapshot(group)).group_snapshot.snapshots
+    assert [dict(each.segments) for each in member.accessible_topology] == [{TOPOLOGY_KEY: "node-1"}]
+
+
+@pytest.mark.parametrize("changed_settings", [{"scope": "shared"}])
+async def test_a_snapshot_of_a_shared_pool_is_usable_everywhere(client, caller):
+    source = (await caller.create("v")).volume_id
+    wish = pb.CreateSnapshotRequest(name="s", source_volume_id=source)
+    wish.accessibility_requirements.requisite.add().segments[TOPOLOGY_KEY] = "node-2"
+    assert not (await client.CreateSnapshot(wish)).snapshot.accessible_topology
+
+
+async def test_the_class_decides_how_long_a_deleted_volume_can_come_back(caller, client, parts):
+    """The plugin itself keeps nothing here; a class does, and a later change wins."""
+    pool = parts.pools.named()
+    kept = (await caller.create("kept", parameters={"trashRetention": "1h"})).volume_id
+    plain = (await caller.create("plain")).volume_id
+    later = (await caller.create("later")).volume_id
+    await client.ControllerModifyVolume(
+        pb.ControllerModifyVolumeRequest(volume_id=later, mutable_parameters={"trashRetention": "1d"})
+    )
+    for volume in (kept, plain, later):
+        await caller.delete(volume)
+    await asyncio.to_thread(pool.sweep)
+    assert sorted(item.name for item in pool.trash()) == ["kept", "later"]
+    assert await asyncio.to_thread(pool.undelete, "kept") == kept
+    assert (await caller.create("kept", parameters={"trashRetention": "1h"})).volume_id == kept
+    assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == [kept]
+
+
 async def test_capacity_is_the_pools_and_zero_elsewhere(client, caller, refused):
     request = pb.GetCapacityRequest(parameters={"csi.storage.k8s.io/fstype": "xfs", "other": "key"})
     before = await client.GetCapacity(request)

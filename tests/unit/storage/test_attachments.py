@@ -19,6 +19,7 @@ from moorage.storage import (
     Scope,
     VolumeInUse,
     VolumeNotFound,
+    failpoints,
 )
 
 MIB = 1 << 20
@@ -91,6 +92,15 @@ def test_unknown_volumes_and_nodes(pool, volume):
     assert pool.detach(volume, "n9") is False
     pool.forget_node("n3")
     assert set(pool.nodes()) == {"n1", "n2"}
+
+
+def test_a_node_that_is_gone_gives_its_volumes_back(pool, volume):
+    held = pool.attach(volume, "n1", ONE)
+    pool.forget_node("n1")
+    with pytest.raises(AttachedElsewhere, match="n1"):
+        pool.attach(volume, "n2", ONE)
+    assert pool.detach(volume, "n1")
+    assert pool.attach(volume, "n2", ONE).token > held.token
 
 
 def test_a_node_takes_no_more_than_its_limit(pool):
@@ -188,3 +198,33 @@ def test_no_token_is_ever_given_to_two_nodes(pool, volume, tmp_path):
     assert all(len(nodes) == 1 for nodes in owner_of.values())
     pool.detach(volume)
     assert pool.attach(volume, "n1", ONE).token > max(int(token) for token in owner_of)
+
+
+def _mortal(directory, seed, log):
+    """Attach and detach until a step kills it."""
+    chance = random.Random(seed)
+    failpoints.install(lambda step: os.kill(os.getpid(), 9) if chance.random() < 0.08 else None)
+    _controller(directory, seed, 1000, log)
+
+
+def test_controllers_that_die_at_any_step_never_share_a_token(pool, volume, tmp_path):
+    processes = multiprocessing.get_context("fork")
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for generation in range(4):
+        seeds = range(generation * 8, generation * 8 + 8)
+        mortals = [processes.Process(target=_mortal, args=(pool.directory, seed, log)) for seed in seeds]
+        for mortal in mortals:
+            mortal.start()
+        for mortal in mortals:
+            mortal.join(timeout=60)
+            assert mortal.exitcode in (-9, 0)
+        assert any(mortal.exitcode == -9 for mortal in mortals)
+        pool.detach(volume)  # the dead hold nothing for ever
+    os.close(log)
+    owner_of: dict[int, set[str]] = {}
+    for line in (tmp_path / "log").read_text().splitlines():
+        token, node = line.split()
+        owner_of.setdefault(int(token), set()).add(node)
+    assert len(owner_of) > 4
+    assert all(len(nodes) == 1 for nodes in owner_of.values())
+    assert pool.attach(volume, "n1", ONE).token > max(owner_of)
