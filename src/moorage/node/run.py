@@ -51,6 +51,7 @@ from moorage.node.volumes.world import Action, CsiSource, Mount, Outcome, Use
 log = get_logger(__name__)
 
 KEEP, DRAIN, REMOVE = "keep", "drain", "remove"
+_DRIVERS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,8 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
         agent.subscribe()
         await informers.wait_synced()
         node.start_reporting_use()
+        if agent.volumes.world.actual:  # else each of them would fail once for want of a driver that is about to come
+            await plugins.first_round(_DRIVERS_S)
         agent.pods.begin()
         running.append(tasks.create_task(agent.pods.run(), name="pods"))
         await asyncio.sleep(0)  # every worker says what it wants before anything is unmounted

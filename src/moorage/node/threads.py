@@ -1,16 +1,57 @@
 """Calls that may block for long, each in a thread of its own.
 
-Owns: `in_thread`. A shared pool would let a few dead filesystems hold up every other volume, and keep the agent from
-ending; these threads are daemons and are as many as there are calls.
+Owns: `in_thread`. A pool of a fixed size would let a few dead filesystems hold up every other volume, and keep the
+agent from ending; these threads are daemons, and as many as there are calls at a time. One that has done its work
+waits for the next call, because starting a thread costs more than most calls.
 """
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_MOST_IDLE = 8
+_IDLE_S = 30.0
+_idle: list["_Worker"] = []
+_idle_lock = threading.Lock()
+
+
+class _Worker:
+    """A thread that does one call after the other."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def give(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def run(self) -> None:
+        while True:
+            try:
+                self._calls.get(timeout=_IDLE_S)()
+            except queue.Empty:
+                with _idle_lock:
+                    if self in _idle:
+                        _idle.remove(self)
+                        return
+                continue  # a call was given at the last moment
+            with _idle_lock:
+                if len(_idle) >= _MOST_IDLE:
+                    return
+                _idle.append(self)
+
+
+def _hand_over(call: Callable[[], None]) -> None:
+    with _idle_lock:
+        worker = _idle.pop() if _idle else None
+    if worker is None:
+        worker = _Worker()
+        threading.Thread(target=worker.run, name="node call", daemon=True).start()
+    worker.give(call)
 
 
 async def in_thread(work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -26,7 +67,7 @@ async def in_thread(work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) 
         else:
             _tell(loop, _succeed, done, result)
 
-    threading.Thread(target=run, name=f"node {getattr(work, '__name__', 'call')}", daemon=True).start()
+    _hand_over(run)
     return await done
 
 

@@ -193,8 +193,8 @@ async def test_a_pod_finds_the_token_of_its_account_where_programs_look_for_it(l
     if await lab.client.find(ServiceAccount, "default", "default") is None:
         await lab.client.create(ServiceAccount, {"metadata": {"name": "default"}}, "default")
     await lab.start_agent()
-    sources = [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
-               {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]  # fmt: skip
+    named = {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}
+    sources = [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}, {"downwardAPI": named}]
     place = "/var/run/secrets/kubernetes.io/serviceaccount"
     volumes = [{"name": "access", "projected": {"sources": sources}}]
     mounts = [{"name": "access", "mountPath": place, "readOnly": True}]

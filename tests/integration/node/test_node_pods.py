@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import ssl
+import time
 
 import aiohttp
 import pytest
@@ -336,6 +337,22 @@ async def test_mount_propagation_reaches_where_it_was_asked_to(lab):
         await lab.until(lambda: not lab.mounted())
         await lab.stop_agent()
     await asyncio.sleep(0)
+
+
+async def test_a_container_that_ends_before_the_agent_looks_has_its_own_exit_code(lab, monkeypatch):
+    agent = await lab.start_agent()
+    follow = agent.runtime._follow
+
+    def late(container):
+        while os.path.exists(f"/proc/{container.state['shim']}"):
+            time.sleep(0.01)
+        follow(container)
+
+    monkeypatch.setattr(agent.runtime, "_follow", late)
+    found, text = await run_to_end(lab, "echo short; exit 3", "Failed")
+    terminated = found.status.container_statuses[0].state["terminated"]
+    assert (terminated["exitCode"], terminated["reason"], text) == (3, "Error", "short\n")
+    await lab.stop_agent()
 
 
 async def test_a_container_copies_no_mount_of_the_host_but_its_own_volumes(lab):

@@ -53,11 +53,21 @@ class PluginManager:
         self._tasks: dict[str, tuple[Identity, asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
         self._is_stopping = False
+        self._untried: set[str] | None = None  # sockets of the first scan that were not asked yet; None before it
+        self._tried = asyncio.Event()
         registry.subscribe(lambda _name: self._changed.set())
 
     def reconsider(self) -> None:
         """A CSIDriver object changed: how often limits are read again may have changed."""
         self._changed.set()
+
+    async def first_round(self, timeout_s: float) -> None:
+        """Return when every driver that was there at the start has been asked once, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._tried.wait()
+        except TimeoutError:
+            log.info("not every driver has answered yet", sockets=len(self._untried or ()))
 
     async def run(self) -> None:
         """Until cancelled. Drivers stay published then: a restart of the agent is no news for the cluster."""
@@ -72,7 +82,16 @@ class PluginManager:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._registry.close()
 
+    def _was_tried(self, path: str) -> None:
+        if self._untried is not None:
+            self._untried.discard(path)
+            if not self._untried:
+                self._tried.set()
+
     async def _follow(self, sockets: dict[str, Identity]) -> None:
+        if self._untried is None:
+            self._untried = set(sockets)
+            self._was_tried("")
         for path, (identity, task) in list(self._tasks.items()):
             if sockets.get(path) != identity:
                 task.cancel()
@@ -99,9 +118,11 @@ class PluginManager:
                 delay_s = _BACKOFF_START_S
             except MoorageError as error:
                 log.warning("plugin was not registered", socket=path, reason=str(error), seconds=delay_s)
+                self._was_tried(path)
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _BACKOFF_MAX_S)
                 continue
+            self._was_tried(path)
             await self._stay(driver)
             return
 

@@ -162,7 +162,8 @@ class Runtime:
         if pidfd >= 0 and not _is_same(pid, ticks):
             os.close(pidfd)
             pidfd = -1
-        if pidfd < 0:
+        if pidfd < 0:  # it is over already, maybe since a moment ago: what it wrote last counts
+            container.state = read_state(container.directory) or container.state
             self._ended(container)
             return
         container.pidfd = pidfd

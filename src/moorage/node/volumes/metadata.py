@@ -30,11 +30,19 @@ def for_pod(source: CsiSource, node: str, attachment: str, se_linux_context: str
 
 
 def write(directory: Path, data: dict[str, str]) -> None:
-    """Whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-    temporary = directory / f".{NAME}.new"
-    temporary.write_text(json.dumps(data, sort_keys=True))
-    os.replace(temporary, directory / NAME)
+    """Whole or not at all. What is there already is not written again: a restart confirms every volume."""
+    text = json.dumps(data, sort_keys=True).encode()
+    path = f"{directory}/{NAME}"
+    try:
+        with open(path, "rb") as file:
+            if file.read() == text:
+                return
+    except FileNotFoundError:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+    temporary = f"{directory}/.{NAME}.new"
+    with open(temporary, "wb") as file:
+        file.write(text)
+    os.replace(temporary, path)
 
 
 def read(directory: Path) -> dict[str, str] | None:
