@@ -214,18 +214,19 @@ class Layout:
         """
         path = os.path.join(self.tmp, f"{what}-{secrets.token_hex(8)}")
         os.mkdir(path, 0o700)
-        reached("building.made")
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = -1
         try:
+            reached("building.made")
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             with contextlib.suppress(OSError):  # a filesystem without locks: age decides there
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                yield path
-            except Exception:
-                remove_tree(path)
-                raise
+            yield path
+        except Exception:
+            remove_tree(path)
+            raise
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     def publish(self, built: str, parent: str, ident: str) -> bool:
         """Give a finished directory its place, durably; False when the place is taken.

@@ -1,12 +1,14 @@
 """A group snapshot is one moment: restored members never contradict the order of writes."""
 
 import contextlib
+import errno
 import os
 import threading
 
 import pytest
 
-from moorage.storage import CreateVolume, Pool, PoolConfig, Source
+from moorage.host.errors import HostError
+from moorage.storage import CreateVolume, Pool, PoolConfig, Source, failpoints, id_from
 
 MIB = 1 << 20
 FILESYSTEMS = ("ext4", "xfs", "btrfs", "ext4")
@@ -70,3 +72,52 @@ def _check_prefix(pool, group, mounted, tmp_path):
     assert sorted(found) == list(range(len(found)))
     assert len(found) >= 50
     assert os.listdir(pool.directory / "frozen") == []
+
+
+def test_a_group_that_fails_at_any_step_is_none_and_lets_its_members_go(xfs_pool_dir, mounted, tmp_path):
+    """An error at every step in turn: nothing is left of the group, nobody stands still, and the next try succeeds."""
+    with Pool.open(PoolConfig("default", xfs_pool_dir / "pool", background=False)) as pool:
+        volumes = [pool.create_volume(CreateVolume(f"v{n}", 64 * MIB, filesystem="ext4")) for n in range(2)]
+        ids = [volume.id for volume in volumes]
+        with contextlib.ExitStack() as stack:
+            stack.callback(failpoints.install, None)
+            places = [
+                stack.enter_context(mounted(pool, volume, tmp_path / f"m{n}")) for n, volume in enumerate(volumes)
+            ]
+            promised = pool.capacity().promised_bytes
+            steps = []
+            while True:
+                wanted = len(steps)
+                failpoints.install(_failing_at(wanted, steps))
+                made = None
+                with contextlib.suppress(HostError):
+                    made = pool.create_group("g", ids)
+                failpoints.install(None)
+                if len(steps) == wanted:
+                    break
+                assert made is None, f"the failure of {steps[-1]} was swallowed"
+                for place in places:  # a frozen filesystem would hold this for ever
+                    (place / "file").write_text(str(wanted))
+                assert os.listdir(pool.directory / "frozen") == []
+                assert os.listdir(pool.directory / "tmp") == []
+                if pool.find_group(id_from("g")) is None:
+                    assert pool.snapshots().items == ()
+                    assert pool.capacity().promised_bytes == promised
+            assert {"cut.frozen", "cut.copied", "group.member", "group.record"} <= set(steps)
+            assert [cut.volume_id for cut in made.snapshots] == sorted(ids)
+            assert len(pool.snapshots().items) == 2
+
+
+def _failing_at(number, steps):
+    """A hook that fails at the n-th step and writes down its name."""
+    left = number
+
+    def hook(step):
+        nonlocal left
+        if left == 0:
+            left = -1
+            steps.append(step)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), step)
+        left -= 1
+
+    return hook
