@@ -186,3 +186,26 @@ async def test_a_claim_that_waits_for_its_class_goes_on_when_the_class_comes(lab
     await lab.until(is_waiting)
     await classes(lab, "late")
     await is_of(lab, "late")
+
+
+async def test_a_class_of_another_driver_is_refused_in_the_claim_until_it_names_another(lab):
+    lab.start(Role.PROVISIONER, Role.RESIZER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    await lab.bound("data")
+    foreign = {"metadata": {"name": "foreign"}, "driverName": "other.example.org", "parameters": {"tier": "x"}}
+    await lab.client.create(VolumeAttributesClass, foreign)
+    await choose(lab, "foreign")
+
+    async def is_refused():
+        claim = await lab.claim("data")
+        status = claim.status.modify_volume_status
+        found = [c for c in claim.status.conditions if c.type == "ModifyVolumeError"]
+        return (status.status, found[0].message) if status is not None and found else None
+
+    assert await lab.until(is_refused) == ("Infeasible", "VolumeAttributesClass foreign is of driver other.example.org")
+    assert lab.driver.requests("ControllerModifyVolume") == []
+    await classes(lab, "gold")
+    await choose(lab, "gold")
+    claim = await is_of(lab, "gold")
+    assert [c for c in claim.status.conditions if c.type.startswith("Modify")] == []

@@ -5,7 +5,7 @@ Start reading at: `ModifyWorker.sync`.
 """
 
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
@@ -112,9 +112,7 @@ class ModifyWorker:
     ) -> None:
         context = self._context
         if wanted.driver_name != context.driver.name:
-            message = f"VolumeAttributesClass {wanted.name} is of driver {wanted.driver_name}"
-            self._events.warning(claim, "VolumeModifyFailed", message)
-            raise SidecarError(f"claim {claim.key}: {message}")
+            await self._refuse(claim, wanted)
         parameters = dict(wanted.parameters)
         if context.settings.extra_modify_metadata:
             parameters |= metadata_parameters(claim, volume.name)
@@ -160,16 +158,28 @@ class ModifyWorker:
         self._events.warning(
             claim, "VolumeModifyFailed", f"VolumeAttributesClass {name} could not be applied: {error}; retried"
         )
-        log.warning("modification failed", claim=key, reason=str(error))
+        await self._note_failure(claim, name, str(error), code_name(error.code), state)
+
+    async def _refuse(self, claim: PersistentVolumeClaim, wanted: VolumeAttributesClass) -> NoReturn:
+        """The class is another driver's: ours is not asked, and the claim says why until it names another class."""
+        message = f"VolumeAttributesClass {wanted.name} is of driver {wanted.driver_name}"
+        self._slow.add(claim.key)
+        self._events.warning(claim, "VolumeModifyFailed", f"{message}; name one of {self._context.driver.name}")
+        await self._note_failure(claim, wanted.name, message, "InvalidArgument", "Infeasible")
+        raise SidecarError(f"claim {claim.key}: {message}")
+
+    async def _note_failure(
+        self, claim: PersistentVolumeClaim, name: str, message: str, reason: str, state: str
+    ) -> None:
+        log.warning("modification failed", claim=claim.key, reason=message)
         known = next((c for c in claim.status.conditions if c.type == _ERROR), None)
-        reason = code_name(error.code)
         since = known.last_transition_time if known is not None and known.reason == reason else None
         target = {"targetVolumeAttributesClassName": name, "status": state}
-        noted = condition(_ERROR, since or _now(), str(error), reason)
+        noted = condition(_ERROR, since or _now(), message, reason)
         try:
             await self._status(claim, {"modifyVolumeStatus": target, "conditions": [noted]})
         except ApiError as failure:
-            log.warning("failed modification could not be noted", claim=key, reason=str(failure))
+            log.warning("failed modification could not be noted", claim=claim.key, reason=str(failure))
 
     async def _status(
         self, claim: PersistentVolumeClaim, status: dict[str, Any], version: str = ""
