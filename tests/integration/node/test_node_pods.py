@@ -311,6 +311,35 @@ async def test_a_pods_processes_are_in_cgroups_named_after_it(lab):
     await lab.stop_agent()
 
 
+async def test_without_mount_propagation_later_mounts_of_the_host_stay_outside(lab):
+    from moorage.host import mounts
+
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver():
+        await lab.start_agent()
+        command = "while [ ! -e /data/go ]; do sleep 0.05; done; ls /data/sub"
+        pod = await lab.pod(command=command, restartPolicy="Never")
+        await lab.phase("p1", "Running")
+        sub = lab.target(pod) / "sub"
+        sub.mkdir()
+        (sub / "inside").touch()
+        source = lab.base / "late"
+        source.mkdir()
+        (source / "outside").touch()
+        mounts.bind(source, sub)
+        try:
+            (lab.target(pod) / "go").touch()
+            await lab.phase("p1", "Succeeded")
+            assert await logs(lab, "p1") == "inside\n"
+        finally:
+            mounts.unmount(sub)
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted())
+        await lab.stop_agent()
+
+
 async def test_mount_propagation_reaches_where_it_was_asked_to(lab):
     from moorage.host import mounts
 
