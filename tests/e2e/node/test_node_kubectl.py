@@ -147,3 +147,47 @@ async def test_a_killed_agent_comes_back_on_its_port_and_serves_its_pods(base, t
             assert await kubectl("exec", "p1", "--", "echo", "inside") == (0, "inside\n", "")
             assert (await kubectl("logs", "p1"))[1] == "begun\n"
         await end(client, process, until)
+
+
+async def test_pods_are_printed_as_on_any_cluster(base, tmp_path, agent, cluster, until):
+    async with cluster(tmp_path / "api") as (server, client):
+        process = await agent(base, server.kubeconfig, client)
+        kubectl = Kubectl(server.kubeconfig)
+
+        async def pod(name, command, image="host", **spec):
+            container = {"name": "main", "image": image, "command": ["sh", "-c", command], **spec.pop("container", {})}
+            body = {"nodeName": NODE, "terminationGracePeriodSeconds": 1, "containers": [container], **spec}
+            await client.create(Pod, {"metadata": {"name": name}, "spec": body}, "default")
+
+        stay = "trap exit TERM; sleep 1000 & wait"
+        await pod("runs", stay)
+        await pod("ends", "exit 0", restartPolicy="Never")
+        await pod("fails", "exit 3", restartPolicy="Never")
+        await pod("loops", "exit 3")
+        await pod("foreign", stay, image="nginx:1.27")
+        missing = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+        await pod("waits", stay, container=missing, volumes=[{"name": "v", "configMap": {"name": "not-there"}}])
+        await pod("begins", stay, initContainers=[{"name": "i", "image": "host", "command": ["sleep", "1000"]}])
+        wanted = {
+            "runs": ("1/1", "Running"),
+            "ends": ("0/1", "Completed"),
+            "fails": ("0/1", "Error"),
+            "loops": ("0/1", "CrashLoopBackOff"),
+            "foreign": ("0/1", "ErrImagePull"),
+            "waits": ("0/1", "ContainerCreating"),
+            "begins": ("0/1", "Init:0/1"),
+        }
+
+        async def printed():
+            _, out, _ = await kubectl("get", "pods", "--no-headers")
+            return {words[0]: (words[1], words[2]) for words in map(str.split, out.splitlines())}
+
+        async def as_wanted():
+            return await printed() == wanted
+
+        await until(as_wanted, what="the table")
+        _, said, _ = await kubectl("describe", "pod", "foreign")
+        assert "nginx:1.27" in said
+        assert (await kubectl("delete", "pods", "--all", "--timeout=60s"))[0] == 0
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0

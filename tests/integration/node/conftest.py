@@ -95,7 +95,9 @@ class Lab:
         body = {"metadata": {"name": name}, "spec": {"attachRequired": False, **spec}}
         await self.client.create(CSIDriver, body)
 
-    async def volume(self, name="c1", driver="scripted.dev", size="1Gi", mode="Filesystem", modes=("ReadWriteOnce",)):
+    async def volume(
+        self, name="c1", driver="scripted.dev", size="1Gi", mode="Filesystem", modes=("ReadWriteOnce",), csi=None
+    ):
         """A claim bound to a volume, as binder and provisioner would leave them."""
         claim = await self.client.create(
             PersistentVolumeClaim,
@@ -127,7 +129,7 @@ class Lab:
                         "name": name,
                         "uid": claim.uid,
                     },
-                    "csi": {"driver": driver, "volumeHandle": f"vol-{name}", "fsType": "ext4"},
+                    "csi": {"driver": driver, "volumeHandle": f"vol-{name}", "fsType": "ext4", **(csi or {})},
                 },
             },
         )

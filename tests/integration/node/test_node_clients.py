@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from moorage.kube.objects.core import Pod, ServiceAccount
+from moorage.kube.objects.core import Pod, Secret, ServiceAccount
 
 pytestmark = pytest.mark.root
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
@@ -210,3 +210,23 @@ async def test_a_pod_finds_the_token_of_its_account_where_programs_look_for_it(l
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()
+
+
+async def test_secrets_of_a_volume_reach_the_driver_and_a_missing_one_holds_the_call_back(lab):
+    await lab.driver_object()
+    references = {f"node{step}SecretRef": {"name": step.lower(), "namespace": "kube-system"}
+                  for step in ("Stage", "Publish")}  # fmt: skip
+    await lab.volume(csi=references)
+    async with lab.driver() as driver:
+        agent = await lab.start_agent()
+        await lab.client.create(Secret, {"metadata": {"name": "stage"}, "data": {"k": "c3RhZ2U="}}, "kube-system")
+        pod = await lab.pod()
+        await lab.until(lambda: any("publish" in one for one in agent.volumes.unmounted(pod)), what="secret missed")
+        assert driver.named("NodePublishVolume") == []
+        await lab.client.create(Secret, {"metadata": {"name": "publish"}, "data": {"k": "cHVibGlzaA=="}}, "kube-system")
+        await lab.phase("p1", "Running")
+        assert dict(driver.named("NodeStageVolume")[-1].secrets) == {"k": "stage"}
+        assert dict(driver.named("NodePublishVolume")[-1].secrets) == {"k": "publish"}
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
