@@ -1,6 +1,10 @@
 """What a caller may expect of the controller: names, sizes, sources, places, lists."""
 
 import asyncio
+import contextlib
+import socket
+import threading
+import time
 
 import pytest
 
@@ -27,20 +31,36 @@ async def test_a_name_makes_one_volume_however_often_it_is_asked_for(caller, cli
 
 async def test_a_driver_that_is_slow_to_greet_is_waited_for(parts, tmp_path):
     """As a busy one is: its socket takes the connection, and its first frame comes later."""
+    endpoint = parts.settings.endpoint.removeprefix("unix://")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{tmp_path}/late.sock")
+    listener.listen()
 
-    async def late(reader, writer):
-        await asyncio.sleep(0.6)
-        own_reader, own_writer = await asyncio.open_unix_connection(parts.settings.endpoint.removeprefix("unix://"))
-        await asyncio.gather(piped(reader, own_writer), piped(own_reader, writer))
+    def late():
+        taken, _ = listener.accept()
+        with taken, socket.socket(socket.AF_UNIX) as own:
+            time.sleep(0.6)
+            own.connect(endpoint)
+            pipes = [threading.Thread(target=piped, args=ends) for ends in ((taken, own), (own, taken))]
+            for pipe in pipes:
+                pipe.start()
+            for pipe in pipes:
+                pipe.join()
 
-    async def piped(reader, writer):
-        while data := await reader.read(65536):
-            writer.write(data)
-        writer.close()
+    def piped(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
-    server = await asyncio.start_unix_server(late, tmp_path / "late.sock")
-    async with server, CsiClient(f"unix://{tmp_path}/late.sock", timeout_s=30) as client:
+    relay = threading.Thread(target=late)
+    relay.start()
+    async with CsiClient(f"unix://{tmp_path}/late.sock", timeout_s=30) as client:
         assert (await client.NodeGetInfo(pb.NodeGetInfoRequest())).node_id == "node-1"
+    await asyncio.to_thread(relay.join, 30)
+    listener.close()
 
 
 async def test_a_volume_keeps_its_filesystem_when_the_default_changes(caller, monkeypatch):
