@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -95,3 +96,14 @@ def test_both_scopes_are_applied_together_and_one_is_removed(kubectl):
     assert kubectl("get", "statefulsets", "-n", "moorage-shared", "-o", "name").split() == [
         "statefulset.apps/moorage-controller"
     ]
+
+
+def test_the_claim_and_the_pod_of_the_page_are_taken(kubectl, tmp_path):
+    text = (FOLDERS.parents[1] / "docs/kubernetes.md").read_text()
+    (example,) = re.findall(r"kubectl apply -f - <<'END'\n(.*?)\nEND\n", text, re.S)
+    (tmp_path / "example.yaml").write_text(example)
+    made = kubectl("apply", "-f", str(tmp_path / "example.yaml")).split()
+    assert made[::2] == ["persistentvolumeclaim/data", "pod/writer"]
+    (grow,) = re.findall(r"`kubectl patch pvc data --type merge -p\s+'([^']+)'`", text)
+    kubectl("patch", "pvc", "data", "--type", "merge", "-p", grow, "--dry-run=client")
+    kubectl("delete", "-f", str(tmp_path / "example.yaml"), "--wait=false")

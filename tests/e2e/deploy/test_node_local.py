@@ -1,5 +1,10 @@
 """The node-local manifests, started as they are from the image: volumes live, rights suffice, upgrades are quiet."""
 
+import errno
+import json
+import os
+import socket
+
 import pytest
 from account_rights import check_rights
 from next_version import NEXT_VERSION
@@ -32,8 +37,32 @@ def test_volumes_live_on_what_the_manifests_start_with_the_least_rights(stage):
     assert stage.refused == []
     for account in (NODE_ACCOUNT, SNAPSHOT_ACCOUNT):
         check_rights(objects, account, stage.requests[account])
+    assert_only_root_reaches(stage.kubelet / "plugins/csi.moorage.dev/csi.sock")
     for running in (node, snapshots):
         running.stop()
+        for container in running.containers.values():
+            events = [json.loads(line) for line in container.log.read_text().splitlines()]
+            assert events, container.name
+            assert all(event.keys() >= {"time", "level", "logger", "event"} for event in events)
+
+
+def assert_only_root_reaches(path) -> None:
+    """Other pods have no path to the socket at all; a user of the node who had one is refused by the socket itself."""
+    folder = os.open(path.parent, os.O_PATH)
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(65532, 65532, 65532)
+        os.setresuid(65532, 65532, 65532)
+        try:
+            socket.socket(socket.AF_UNIX).connect(f"/proc/self/fd/{folder}/{path.name}")
+        except OSError as refused:
+            os._exit(refused.errno)
+        os._exit(0)
+    os.close(folder)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.EACCES
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
 
 
 def test_a_pod_reads_and_writes_while_plugin_and_sidecars_are_replaced(stage, rootfs, next_rootfs):

@@ -1,7 +1,9 @@
 """The steps that make the image: what is chosen, what is left out, and that packing depends on the content alone."""
 
 import importlib.util
+import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -70,3 +72,21 @@ def test_the_libraries_of_a_program_are_found_in_its_headers(step, tmp_path):
     text = tmp_path / "text"
     text.write_text("#!/bin/sh\n")
     assert needed(text) == []
+
+
+def test_the_containerfile_makes_the_same_image_for_those_who_have_a_registry(step, deploy_folder):
+    """The same packages, entry point, user and settings; building it takes a base image, which tests have not."""
+    containerfile = (deploy_folder / "image/Containerfile").read_text()
+    build = (deploy_folder / "image/build").read_text()
+    wanted = set(re.search(r"--include=(\S+)", build)[1].split(","))
+    installed = re.search(r"apt-get install -y --no-install-recommends ([^&]+mount) &&", containerfile)[1].split()
+    assert wanted - set(installed) == {"util-linux", "dash"}, "every Debian has these two"
+    config = step("pack").image_config("0" * 64, "1970-01-01T00:00:00Z", "1")["config"]
+    assert f"ENTRYPOINT {json.dumps(config['Entrypoint'])}" in containerfile
+    assert f"CMD {json.dumps(config['Cmd'])}" in containerfile
+    assert f"USER {config['User']}" in containerfile
+    for setting in config["Env"]:
+        assert setting in containerfile or setting.startswith("PATH="), setting
+    removed = containerfile[containerfile.index("rm -rf") : containerfile.index("COPY src/moorage")]
+    for name in step("packages").LEFT_OUT:
+        assert f"/site/{name}" in removed

@@ -1,6 +1,7 @@
 """Every manifest is what Kubernetes 1.31 to 1.37 accept, and keeps the rules that its comments promise."""
 
 import importlib.util
+import re
 
 import kubernetes_validate
 import pytest
@@ -157,3 +158,11 @@ def test_the_snapshot_kinds_are_those_of_the_embedded_api_server(deploy_folder):
         yaml.safe_load((folder / f"{d['spec']['names']['plural']}.yaml").read_text()) for d in snapshot_definitions()
     ]
     assert [d["spec"] for d in written] == [d["spec"] for d in snapshot_definitions()]
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "operations.md"])
+def test_what_the_pages_for_operators_name_is_there(deploy_folder, page):
+    root = deploy_folder.parent
+    named = set(re.findall(r"\bdeploy/[\w./-]*\w", (root / "docs" / page).read_text()))
+    assert named
+    assert not [name for name in named if not (root / name).exists()]
