@@ -151,7 +151,13 @@ def story_of(world: World, obj: KubeObject) -> Story:
     if not last_id:
         return Story(ref(obj), f"{ref(obj)}: {well(world, obj)}", "", False, chain, evidence, "", world.unreadable)
     sentence = f"{ref(obj)}: " + " — ".join(link.sentence for link in told)
-    return Story(ref(obj), sentence, last_id, True, chain, evidence, step, world.unreadable)
+    return Story(ref(obj), sentence, last_id, True, chain, evidence, step or _waiting(obj), world.unreadable)
+
+
+def _waiting(obj: KubeObject) -> str:
+    """The next step where somebody is at work and nothing is to be done but to wait for it."""
+    namespace = f" -n {obj.namespace}" if obj.namespace else ""
+    return f"moorage explain {_WORDS[type(obj)]}/{obj.name}{namespace} --watch"
 
 
 def stuck_stories(world: World) -> list[Story]:

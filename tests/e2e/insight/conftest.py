@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import io
 import shutil
 import signal
 import subprocess
@@ -15,10 +16,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from moorage.apiserver.testing import serve
+from moorage.cli.main import main
 from moorage.controllers import run as controllers
 from moorage.insight.explain import NoSuchObject, Story, explain
 from moorage.kube.client import Client
@@ -53,6 +56,7 @@ class Lab:
     client: Client
     driver: ScriptedDriver | None
     server: Any
+    kubeconfig: Path
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_cause(
@@ -60,6 +64,7 @@ class Lab:
     ) -> Story:
         """Wait until the chain of an explanation holds a cause; its sentence must hold the words.
 
+        The command line must say the same: it runs with the cluster's kubeconfig, as a person would type it.
         `last` is the cause at the chain's end when that is another one; `step` and `evidence` are parts of theirs.
         """
         story: Story | None = None
@@ -72,7 +77,8 @@ class Lab:
                         story = None
                     link = next((one for one in story.chain if one.cause == cause), None) if story else None
                     is_told = link is not None and all(word in link.sentence for word in words)
-                    if story and is_told and story.cause == (last or cause) and _shows(story, step, evidence):
+                    is_told = is_told and story.cause == (last or cause) and _shows(story, step, evidence)
+                    if is_told and await asyncio.to_thread(self._is_printed, reference, words, step, evidence):
                         break
                     await asyncio.sleep(0.03)
         except TimeoutError:
@@ -81,6 +87,22 @@ class Lab:
         assert story.sentence.startswith(f"{reference}: ")
         assert "\n" not in story.sentence
         return story
+
+    def _is_printed(self, reference: str, words: tuple[str, ...], step: str, evidence: str) -> bool:
+        """Whether `moorage explain` prints the sentence and the next step now; the cluster may have moved on."""
+        argv = ["explain", reference, "-n", "default", "--kubeconfig", str(self.kubeconfig)]
+        with (
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+            mock.patch("sys.argv", ["moorage", *argv]),
+            mock.patch("moorage.log.configure"),
+            contextlib.suppress(SystemExit),
+        ):
+            main(argv)
+        text = printed.getvalue()
+        first, _, rest = text.partition("\n")
+        _, found, after = rest.partition("Next step:\n")
+        is_said = first.startswith(f"{reference}: ") and all(word in text for word in words)
+        return is_said and bool(found) and step in after and evidence in rest
 
     async def check_well(self, reference: str) -> Story:
         """Wait until nothing is wrong with an object."""
@@ -92,9 +114,9 @@ class Lab:
                     return story
                 await asyncio.sleep(0.03)
 
-    def control(self, *names: str) -> None:
+    def control(self, *names: str, client_of: type[Client] = Client) -> None:
         """Start controllers."""
-        client = Client(from_values(self.server.insecure_url, self.server.token), identity="controllers")
+        client = client_of(from_values(self.server.insecure_url, self.server.token), identity="controllers")
 
         async def work() -> None:
             async with client:
@@ -242,7 +264,7 @@ async def laboratory(folder: Path) -> AsyncIterator[Lab]:
         Client(from_values(server.insecure_url, server.token), identity="test") as client,
         ScriptedDriver(f"unix://{folder}/csi.sock", DRIVER, Abilities()) as driver,
     ):
-        lab = Lab(client, driver, server)
+        lab = Lab(client, driver, server, server.kubeconfig)
         try:
             yield lab
         finally:
@@ -282,7 +304,7 @@ def up():
 async def stack(up):
     """The whole stack with real mounts, as a cluster to ask about."""
     async with Client(from_kubeconfig(up / "kubeconfig"), identity="test") as client:
-        made = Lab(client, None, None)
+        made = Lab(client, None, None, up / "kubeconfig")
         yield made
         async with asyncio.timeout(PATIENCE_S):
             while await _remains(client):

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import subprocess
 
+import msgspec
 import pytest
 
-from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from moorage.kube.objects import CSIDriver, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 
 pytestmark = pytest.mark.root
 
@@ -70,22 +72,12 @@ async def test_the_volume_is_unknown_to_the_driver(stack):
 
 async def test_the_filesystem_is_damaged_or_gone(stack, up):
     for name, spoil in (("damaged", spoil_tables), ("blank", spoil_start)):
-        body = {
-            "metadata": {"name": "ext4"},
-            "provisioner": DRIVER,
-            "parameters": {"csi.storage.k8s.io/fstype": "ext4"},
-        }
-        if await stack.client.find(StorageClass, "ext4") is None:
-            await stack.client.create(StorageClass, body)
+        await ext4_class(stack)
         await stack.claim(name, "ext4", size="64Mi")
         await stack.pod(f"{name}-1", name)
         await running(stack, f"{name}-1")
         await remove_pod(stack, f"{name}-1")
-        claim = await stack.client.get(PersistentVolumeClaim, name, "default")
-        volume = await stack.client.get(PersistentVolume, claim.spec.volume_name)
-        [image] = [
-            p for p in (up / "pool" / "volumes" / volume.spec.csi.volume_handle).iterdir() if p.stat().st_size > 1 << 20
-        ]
+        image = await image_of(stack, up, name)
         spoil(image)
     await stack.pod("damaged-2", "damaged")
     await stack.check_cause(
@@ -93,6 +85,55 @@ async def test_the_filesystem_is_damaged_or_gone(stack, up):
     )
     await stack.pod("blank-2", "blank")
     await stack.check_cause("pod/blank-2", "pod-format-failed", "could not be formatted", step="describe pod blank-2")
+
+
+async def test_the_volume_holds_another_filesystem(stack, up):
+    await ext4_class(stack)
+    await stack.claim("data", "ext4", size="320Mi")
+    await stack.pod("first", "data")
+    await running(stack, "first")
+    await remove_pod(stack, "first")
+    subprocess.run(["mkfs.xfs", "-q", "-f", await image_of(stack, up, "data")], check=True)
+    await stack.pod("second", "data")
+    await stack.check_cause(
+        "pod/second", "pod-filesystem-differs", "holds xfs and not ext4", step="describe pod second"
+    )
+
+
+async def test_an_fs_group_is_ignored_and_the_container_fails(stack):
+    driver = await stack.client.request("GET", f"/apis/storage.k8s.io/v1/csidrivers/{DRIVER}")
+    kept = {"metadata": {"name": DRIVER}, "spec": msgspec.json.decode(driver)["spec"]}
+    await replace_driver(stack, {**kept, "spec": {**kept["spec"], "fsGroupPolicy": "None"}})
+    try:
+        await stack.claim("data", None, size="64Mi")
+        await stack.pod("web", "data", securityContext={"fsGroup": 2000}, **container(command=["false"]))
+        await stack.check_cause(
+            "pod/web",
+            "pod-fs-group-ignored",
+            "fsGroup 2000 is not applied to volume pvc-",
+            f"fsGroupPolicy of {DRIVER} is None",
+            step="kubectl get csidrivers",
+        )
+    finally:
+        await replace_driver(stack, kept)
+
+
+async def replace_driver(stack, body):
+    await stack.client.delete(CSIDriver, DRIVER)
+    await stack.client.create(CSIDriver, body)
+
+
+async def ext4_class(stack):
+    body = {"metadata": {"name": "ext4"}, "provisioner": DRIVER, "parameters": {"csi.storage.k8s.io/fstype": "ext4"}}
+    if await stack.client.find(StorageClass, "ext4") is None:
+        await stack.client.create(StorageClass, body)
+
+
+async def image_of(stack, up, claim):
+    """The file behind a claim's volume."""
+    found = await stack.client.get(PersistentVolumeClaim, claim, "default")
+    volume = await stack.client.get(PersistentVolume, found.spec.volume_name)
+    return up / "pool" / "volumes" / volume.spec.csi.volume_handle / "data"
 
 
 def spoil_tables(image):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from moorage.kube.client import Client
+from moorage.kube.errors import Forbidden
 from moorage.kube.objects import (
     CSINode,
     CSIStorageCapacity,
@@ -235,3 +237,30 @@ async def test_detaching_waits_fails_and_the_driver_leaves_the_node(lab):
     lab.refuse("ControllerUnpublishVolume", "INTERNAL")
     lab.sidecars("attacher")
     await lab.check_cause("va/va", "attachment-detach-fails", "detaching from node-1 fails: ", "as the script says")
+
+
+class OverQuota(Client):
+    """A client whose claims the API server refuses, in the words of Kubernetes' quota admission.
+
+    The embedded API server keeps ResourceQuotas and does not enforce them.
+    """
+
+    async def create(self, kind, body, namespace="", **more):
+        if kind is PersistentVolumeClaim:
+            used = "requested: requests.storage=1Gi, used: requests.storage=0, limited: requests.storage=1Mi"
+            words = f'persistentvolumeclaims "{body["metadata"]["name"]}" is forbidden: exceeded quota: small, {used}'
+            raise Forbidden(403, "Forbidden", words)
+        return await super().create(kind, body, namespace, **more)
+
+
+async def test_a_quota_refuses_the_claim_of_an_ephemeral_volume(lab):
+    await lab.storage_class()
+    lab.control("ephemeral", client_of=OverQuota)
+    await lab.pod("web", **ephemeral("tmp"))
+    await lab.check_cause(
+        "pod/web",
+        "pod-quota",
+        "claim web-tmp for its ephemeral volume exceeds the quota of namespace default",
+        step="kubectl -n default describe resourcequota",
+        evidence="exceeded quota: small",
+    )

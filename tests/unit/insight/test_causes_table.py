@@ -1,4 +1,7 @@
-"""Causes that cannot be made quickly for real, as worlds in and sentences out; and promises of the whole table."""
+"""Causes as worlds in and sentences out, in the words of other drivers and kubelets; and promises of the whole table.
+
+`pod-driver-silent` is the only one that is made here alone: for real it takes the two minutes of a call's deadline.
+"""
 
 import re
 from pathlib import Path
