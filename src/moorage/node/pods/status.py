@@ -17,7 +17,7 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 _WORKERS = 16
-_CREATING_S = 0.5  # most pods run before anybody could read that they are being made
+_CREATING_S = 1.0  # most pods run before anybody could read that they are being made
 
 
 @dataclass(slots=True)
