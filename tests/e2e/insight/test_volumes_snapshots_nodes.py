@@ -133,6 +133,7 @@ async def test_the_content_of_a_snapshot_is_lost(bound_lab):
     await lab.snapshot("snap")
     await lab.check_well("snapshot/snap")
     [content] = (await lab.client.list(VolumeSnapshotContent)).items
+    await lab.stop()  # the controller would soon make another
     await lab.client.delete(VolumeSnapshotContent, content.name)
     await lab.client.patch(VolumeSnapshotContent, content.name, {"metadata": {"finalizers": None}})
     await lab.check_cause("snapshot/snap", "snapshot-content-lost", f"content {content.name} does not exist any more")
