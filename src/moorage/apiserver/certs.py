@@ -2,11 +2,12 @@
 
 Owns: making a certificate authority, the server's certificate, an administrator's, and a key to sign tokens with.
 May not touch: sockets.
-Start reading at: `make_missing`.
+Start reading at: `make_missing`. As a program it does that for a directory and hosts given as arguments.
 """
 
 import ipaddress
 import socket
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -117,3 +118,7 @@ def _alternatives(hosts: tuple[str, ...]) -> list[x509.GeneralName]:
         except ValueError:
             found[host] = x509.DNSName(host)
     return list(found.values())
+
+
+if __name__ == "__main__":
+    make_missing(Identity(Path(sys.argv[1]), token=""), tuple(sys.argv[2:]))

@@ -2,16 +2,20 @@
 
 Owns: the `pki` directory's layout, the token, and knowing when something must be made.
 May not touch: cryptography; that library is loaded only when `certs` has something to make.
-Start reading at: `ensure_identity`.
+Start reading at: `known_identity`.
 """
 
+import asyncio
 import os
 import secrets
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from moorage.errors import MoorageError
 
 _RENEW_S = 30 * 86400.0
 
@@ -52,8 +56,8 @@ class Note(msgspec.Struct):
     until: float
 
 
-def ensure_identity(data_dir: Path, hosts: tuple[str, ...] = ()) -> Identity:
-    """Make what is missing; the server's certificate is made again when it does not cover the hosts."""
+def known_identity(data_dir: Path, hosts: tuple[str, ...] = ()) -> tuple[Identity, bool]:
+    """The identity, and whether it is whole; the server's certificate must cover the hosts and last a while."""
     directory = data_dir / "pki"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_path = directory / "token"
@@ -61,11 +65,20 @@ def ensure_identity(data_dir: Path, hosts: tuple[str, ...] = ()) -> Identity:
         write_private(token_path, secrets.token_urlsafe(32).encode())
     identity = Identity(directory, token_path.read_text().strip())
     needed = (identity.ca, directory / "ca.key", *identity.server, *identity.admin, identity.signing_key)
-    if not all(path.exists() for path in needed) or not _covers(identity, hosts):
-        from moorage.apiserver import certs
+    return identity, all(path.exists() for path in needed) and _covers(identity, hosts)
 
-        certs.make_missing(identity, hosts)
-    return identity
+
+async def make_apart(identity: Identity, hosts: tuple[str, ...]) -> None:
+    """Make what is missing in a process of its own: the library for that would stay in memory for good."""
+    command = (sys.executable, "-m", "moorage.apiserver.certs", str(identity.directory), *hosts)
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    if process.returncode != 0:
+        raise KeysNotMade(f"certificates for {identity.directory} were not made: {said.decode()[-500:].strip()}")
+
+
+class KeysNotMade(MoorageError):
+    """The process that makes keys and certificates has failed."""
 
 
 def _covers(identity: Identity, hosts: tuple[str, ...]) -> bool:

@@ -16,7 +16,6 @@ from aiohttp import web
 
 from moorage.apiserver.auth import User
 from moorage.apiserver.errors import StatusError, bad_request, internal, not_found
-from moorage.apiserver.identity import Identity
 from moorage.apiserver.kinds import Object
 from moorage.apiserver.routes import Route
 from moorage.apiserver.store import Store, decode
@@ -31,7 +30,7 @@ class KubeletProxy:
         self._store = store
         self._tls: ssl.SSLContext | bool = False
         if certificate is not None:  # agents ask who we are; their own certificates are self-signed
-            self._tls = ssl.create_default_context()
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the system's authorities would only take up memory
             self._tls.check_hostname = False
             self._tls.verify_mode = ssl.CERT_NONE
             self._tls.load_cert_chain(*certificate)
@@ -147,15 +146,6 @@ def _endpoint(node: Object) -> str:
         raise internal(f"node {meta['name']} does not say where its agent listens")
     name = f"[{host}]" if ":" in host else host
     return f"https://{name}:{int(port)}"
-
-
-def _client_tls(identity: Identity) -> ssl.SSLContext:
-    """The agent's certificate is its own, so it is not checked, as in Kubernetes; ours says who we are."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.load_cert_chain(*identity.admin)
-    return context
 
 
 _STREAMS = {"stdin": "input", "stdout": "output", "stderr": "error"}

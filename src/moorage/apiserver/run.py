@@ -21,7 +21,7 @@ from moorage.apiserver.discovery import Discovery
 from moorage.apiserver.events import newer_kind
 from moorage.apiserver.housekeeping import AGENT, Housekeeper
 from moorage.apiserver.http import Edge
-from moorage.apiserver.identity import Identity, ensure_identity, write_private
+from moorage.apiserver.identity import Identity, known_identity, make_apart, write_private
 from moorage.apiserver.kinds import Registry, builtin_kinds
 from moorage.apiserver.kubelet import KubeletProxy
 from moorage.apiserver.limits import Limits
@@ -82,7 +82,8 @@ class ApiServer:
         config = self.config
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _locked(config.data_dir)
-        self.identity: Identity = ensure_identity(config.data_dir, (config.host,))
+        self.identity, is_whole = known_identity(config.data_dir, (config.host,))
+        making = None if is_whole else asyncio.create_task(self._make_keys(), name="apiserver-keys")
         self.store = Store(None if config.in_memory else config.data_dir / "state.db")
         self.store.start()
         self.registry = Registry(builtin_kinds())
@@ -90,6 +91,8 @@ class ApiServer:
         assert core_events is not None
         self.registry.add(newer_kind(core_events))
         self.resources = Resources(self.store, self.registry)
+        if making is not None:
+            await making
         authenticator = Authenticator(self.identity)
         definitions = Definitions(self.store, self.registry)
         self.edge = Edge(Verbs(self.resources), self.registry, authenticator, config.limits)
@@ -126,6 +129,14 @@ class ApiServer:
         await self.listener.close()
         await self.store.close()
         os.close(self._lock)
+
+    async def _make_keys(self) -> None:
+        if not self.config.in_memory:
+            await make_apart(self.identity, (self.config.host,))
+            return
+        from moorage.apiserver import certs  # for a server that will not last, another process costs more than memory
+
+        certs.make_missing(self.identity, (self.config.host,))
 
     async def _furnish(self) -> None:
         """The namespaces that every cluster has."""

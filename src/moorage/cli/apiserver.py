@@ -1,6 +1,7 @@
 """`moorage apiserver`: run the embedded API server alone.
 
-Owns: its flags and what it prints.
+Owns: its flags and what it prints. Paths and the port come as text: a conversion by Typer would load pydantic, which
+would stay in the server's memory.
 May not touch: anything but `moorage.apiserver.run`.
 """
 
@@ -18,9 +19,11 @@ app = typer.Typer()
 
 @app.command()
 def apiserver(
-    data_dir: Annotated[Path, typer.Option(help="Where the state, the keys and the kubeconfig are kept.")],
+    data_dir: Annotated[
+        str, typer.Option(metavar="PATH", help="Where the state, the keys and the kubeconfig are kept.")
+    ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 6443,
+    port: Annotated[str, typer.Option(metavar="INTEGER", help="The port; 0 takes a free one.")] = "6443",
     insecure_port: Annotated[
         int | None, typer.Option(help="Also serve plain HTTP on this port of the loopback address; 0 takes a free one.")
     ] = None,
@@ -32,9 +35,9 @@ def apiserver(
 ) -> None:
     """Serve the Kubernetes API on this machine until interrupted."""
     config = Config(
-        data_dir=data_dir.absolute(),
+        data_dir=Path(data_dir).absolute(),
         host=host,
-        port=port,
+        port=_port(port),
         insecure_port=insecure_port,
         unix_socket=unix_socket,
         allow_remote=allow_remote,
@@ -45,6 +48,12 @@ def apiserver(
     import uvloop
 
     uvloop.run(_serve(config))
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise typer.BadParameter("must be a number from 0 to 65535", param_hint="--port")
+    return int(text)
 
 
 async def _serve(config: Config) -> None:
