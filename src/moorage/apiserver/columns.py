@@ -143,13 +143,13 @@ def _event_source(obj: Object) -> str:
     return f"{component}, {host}" if host else str(component)
 
 
-def _event_count(obj: Object) -> str:
+def _event_count(obj: Object) -> int:
     series = obj.get("series") or {}
-    return str(series.get("count") or obj.get("count") or obj.get("deprecatedCount") or 1)
+    return int(series.get("count") or obj.get("count") or obj.get("deprecatedCount") or 1)
 
 
 def _size(*names: str) -> Cell:
-    return lambda obj: str(sum(len(obj.get(name) or {}) for name in names))
+    return lambda obj: sum(len(obj.get(name) or {}) for name in names)
 
 
 def _ready(obj: Object) -> str:

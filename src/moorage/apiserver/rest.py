@@ -28,6 +28,7 @@ from moorage.apiserver.intake import NotOfKind, intake
 from moorage.apiserver.kinds import Kind, Object, Registry
 from moorage.apiserver.query import Call, DeleteOptions
 from moorage.apiserver.rules import rules_for
+from moorage.apiserver.schema import zero_of
 from moorage.apiserver.store import Store, Transaction, decode, encode
 
 Change = Callable[[Object, Transaction], Object]
@@ -80,6 +81,9 @@ class Resources:
         obj["metadata"] = meta.begin(obj["metadata"], call.namespace, kind.tracks_generation)
         if kind.has_status and kind.stored_as != "nodes":  # a kubelet registers its node with a status
             obj.pop("status", None)
+            status = kind.type.fields.get("status") if kind.custom is None else None
+            if status is not None and status.is_always_written:
+                obj["status"] = zero_of(status.type)
         kind_defaults(kind, obj)
         rules.on_create(obj)
         if "managedFields" not in obj["metadata"]:

@@ -136,6 +136,8 @@ def _field_from(line: str) -> Field:
                     made.type = node = Type("struct", node.name, node.fields, node.inlined, is_atomic=True)
                 else:
                     node.is_atomic = True
+            case "granular":  # here the fields of a struct that is atomic elsewhere have owners of their own
+                made.type = node = Type("struct", node.name, node.fields, node.inlined)
             case "default":
                 made.default = value.strip('"')
     return made

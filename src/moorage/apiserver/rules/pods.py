@@ -54,6 +54,8 @@ def _default_field_refs(items: list[Object] | None) -> None:
     for item in items or []:
         if isinstance(item.get("fieldRef"), dict):
             item["fieldRef"].setdefault("apiVersion", "v1")
+        if isinstance(item.get("resourceFieldRef"), dict):
+            item["resourceFieldRef"].setdefault("divisor", "0")
 
 
 def default_container(container: Object) -> None:
@@ -66,28 +68,43 @@ def default_container(container: Object) -> None:
     for port in container.get("ports") or []:
         port.setdefault("protocol", "TCP")
     _default_field_refs([one["valueFrom"] for one in container.get("env") or [] if one.get("valueFrom")])
-    limits = container["resources"].get("limits")
-    if limits:
-        requests = container["resources"].setdefault("requests", {})
-        for key, value in limits.items():
-            requests.setdefault(key, value)
     for name in ("livenessProbe", "readinessProbe", "startupProbe"):
         probe = container.get(name)
         if isinstance(probe, dict):
             for field, value in (("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1),
                                  ("failureThreshold", 3)):  # fmt: skip
                 probe.setdefault(field, value)
-            if isinstance(probe.get("httpGet"), dict):
-                probe["httpGet"].setdefault("path", "/")
-                probe["httpGet"].setdefault("scheme", "HTTP")
+            if isinstance(probe.get("grpc"), dict):
+                probe["grpc"].setdefault("service", "")
+    hooks = container.get("lifecycle") or {}
+    for handler in (
+        *(container.get(name) for name in ("livenessProbe", "readinessProbe", "startupProbe")),
+        *(hooks.get(name) for name in ("postStart", "preStop")),
+    ):
+        if handler and isinstance(handler.get("httpGet"), dict):
+            handler["httpGet"].setdefault("path", "/")
+            handler["httpGet"].setdefault("scheme", "HTTP")
 
 
 def _default_pod(obj: Object) -> None:
     spec = obj.setdefault("spec", {})
     default_pod_spec(spec)
     spec.setdefault("enableServiceLinks", True)
+    for part in CONTAINERS:
+        for container in spec.get(part) or []:
+            _default_requests(container["resources"])
+            for port in container.get("ports") or [] if spec.get("hostNetwork") else ():
+                port.setdefault("hostPort", port.get("containerPort"))
     if name := spec.get("serviceAccountName") or spec.get("serviceAccount"):  # the second is the old name of the first
         spec["serviceAccount"] = spec["serviceAccountName"] = name
+
+
+def _default_requests(resources: Object) -> None:
+    """Who limits a resource and does not say how much is asked for, asks for all of it; a template does not."""
+    if limits := resources.get("limits"):
+        requests = resources.setdefault("requests", {})
+        for key, value in limits.items():
+            requests.setdefault(key, value)
 
 
 def _create_pod(obj: Object) -> None:

@@ -127,6 +127,7 @@ def _default_driver(obj: Object) -> None:
     spec.setdefault("fsGroupPolicy", "ReadWriteOnceWithFSType")
     spec.setdefault("requiresRepublish", False)
     spec.setdefault("seLinuxMount", False)
+    spec.setdefault("preventPodSchedulingIfMissing", False)
     if not spec.get("volumeLifecycleModes"):
         spec["volumeLifecycleModes"] = ["Persistent"]
 

@@ -42,10 +42,6 @@ def _default_volume(obj: Object) -> None:
     spec.setdefault("volumeMode", "Filesystem")
     if "hostPath" in spec and isinstance(spec["hostPath"], dict):
         spec["hostPath"].setdefault("type", "")
-    claim = spec.get("claimRef")
-    if isinstance(claim, dict):
-        claim.setdefault("kind", "PersistentVolumeClaim")
-        claim.setdefault("apiVersion", "v1")
     obj.setdefault("status", {}).setdefault("phase", "Pending")
 
 
