@@ -73,7 +73,7 @@ def csi(
         raise UsageError(f"{method}: there is no such CSI method; `moorage csi --list` names them all") from error
     document = _document(json_file)
     if secrets_file is not None:
-        document["secrets"] = _json(secrets_file.read_text(), str(secrets_file))
+        document["secrets"] = _secrets(secrets_file)
     request = byhand.request_from(method, fields or [], document)
     asyncio.run(_call(endpoint, method, request, timeout_s, compact=output == "json"))
 
@@ -113,8 +113,23 @@ def _print_list(method: str) -> None:
 def _document(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
-    text = sys.stdin.read() if str(path) == "-" else path.read_text()
-    return _json(text, str(path))
+    return _json(sys.stdin.read() if str(path) == "-" else _text(path), str(path))
+
+
+def _secrets(path: Path) -> dict[str, Any]:
+    """Names and values; what is wrong with them is told without them."""
+    found = _json(_text(path), str(path))
+    wrong = sorted(name for name, value in found.items() if not isinstance(value, str))
+    if wrong:
+        raise UsageError(f"{path}: the value of {', '.join(wrong)} is no string")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as failed:
+        raise UsageError(f"{path}: cannot be read: {getattr(failed, 'strerror', None) or 'it is no text'}") from failed
 
 
 def _json(text: str, source: str) -> dict[str, Any]:
