@@ -70,6 +70,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str]] = []
         self.names: set[str] = set()
+        self.bound = ["self", "oldSelf"]
         at = 0
         text = text.strip()
         while at < len(text):
@@ -143,7 +144,9 @@ class _Parser:
         if name in ("all", "exists", "exists_one", "filter", "map"):
             variable = self.take()[1]
             self.take(",")
+            self.bound.append(variable)
             body = self.expression()
+            self.bound.pop()
             self.take(")")
             return _macro(name, target, variable, body)
         arguments = self.arguments()
@@ -198,6 +201,8 @@ class _Parser:
                 function = _FUNCTIONS[name]
                 return lambda scope: function(arguments[0](scope))
             raise BadExpression(f"unknown function {name}")
+        if name not in self.bound:
+            raise BadExpression(f"unknown name {name}")
         self.names.add(name)
 
         def variable(scope: Scope) -> Any:
@@ -240,7 +245,6 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "string": str,
     "int": int,
     "double": float,
-    "type": lambda value: type(value).__name__,
 }
 _METHODS: dict[str, Callable[..., Any]] = {
     "size": len,
