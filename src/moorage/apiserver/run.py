@@ -56,6 +56,7 @@ class Config:
     in_memory: bool = False
     collects_garbage: bool = True
     enforces_rbac: bool = False
+    makes_keys_apart: bool = False  # in another process, where idle memory matters more than the first start
     limits: Limits = field(default_factory=Limits)
 
 
@@ -131,10 +132,10 @@ class ApiServer:
         os.close(self._lock)
 
     async def _make_keys(self) -> None:
-        if not self.config.in_memory:
+        if self.config.makes_keys_apart:
             await make_apart(self.identity, (self.config.host,))
             return
-        from moorage.apiserver import certs  # for a server that will not last, another process costs more than memory
+        from moorage.apiserver import certs
 
         certs.make_missing(self.identity, (self.config.host,))
 

@@ -44,6 +44,7 @@ def apiserver(
         kubeconfig=kubeconfig,
         collects_garbage=garbage_collection,
         enforces_rbac=rbac,
+        makes_keys_apart=True,
     )
     import uvloop
 

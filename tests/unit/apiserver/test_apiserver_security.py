@@ -162,3 +162,17 @@ async def test_rbac_holds_accounts_to_their_roles_when_switched_on(tmp_path):
             for path in ("/api/v1/namespaces/default/secrets", "/api/v1/nodes", f"{MAPS}/a"):
                 async with bob.get(path) as response:
                     assert response.status == 403
+
+
+async def test_keys_made_by_another_process_are_the_same_keys(tmp_path):
+    async with serve(tmp_path / "a", makes_keys_apart=True) as server:
+        made = {path.name for path in (tmp_path / "a" / "pki").iterdir()}
+        context = ssl.create_default_context(cafile=str(tmp_path / "a" / "pki" / "ca.crt"))
+        async with aiohttp.ClientSession(server.url) as session:
+            headers = {"Authorization": f"Bearer {server.token}"}
+            async with session.get("/api/v1/namespaces", headers=headers, ssl=context) as response:
+                assert response.status == 200
+    async with serve(tmp_path / "b"):
+        assert made == {path.name for path in (tmp_path / "b" / "pki").iterdir()}
+    for path in (tmp_path / "a" / "pki").iterdir():
+        assert path.suffix == ".crt" or path.stat().st_mode & 0o077 == 0
