@@ -11,7 +11,7 @@ from moorage.apiserver.testing import serve
 from moorage.host import mountinfo, mounts
 from moorage.kube import config as kube_config
 from moorage.kube.client import Client
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver
 from moorage.node.run import Agent, AgentConfig, run
 from moorage.node.testing import ScriptedDriver
@@ -179,6 +179,10 @@ class Lab:
 
     async def delete(self, name, **options):
         await self.client.delete(Pod, name, "default", **options)
+
+    async def failed_mounts(self):
+        found = await self.client.list(Event, "default")
+        return [one for one in found.items if one.reason == "FailedMount"]
 
     def target(self, pod, claim="c1"):
         return self.root / "pods" / pod.uid / "volumes" / "kubernetes.io~csi" / f"pv-{claim}" / "mount"

@@ -1,6 +1,7 @@
 """Drivers that come, go, come back, lie about themselves or hang."""
 
 import json
+import socket
 
 import pytest
 
@@ -113,3 +114,42 @@ async def test_drivers_stay_published_over_a_restart_of_the_agent(lab):
         assert "scripted.dev" in await entries(lab)
         agent = await lab.start_agent()
         await lab.until(lambda: agent.registry.find("scripted.dev"))
+
+
+async def test_after_a_restart_no_volume_fails_for_want_of_a_driver_that_is_there(lab):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        pod = await lab.pod()
+        await lab.phase("p1", "Running")
+        before = len(await lab.failed_mounts())
+        await lab.crash_agent()
+        agent = await lab.start_agent()
+        await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
+        assert len(driver.named("NodePublishVolume")) == 2
+        assert len(await lab.failed_mounts()) == before
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
+
+
+async def test_a_driver_that_does_not_answer_at_a_restart_holds_the_agent_up_for_a_moment_only(lab):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        pod = await lab.pod()
+        await lab.phase("p1", "Running")
+        await lab.crash_agent()
+        deaf = lab.root / "plugins_registry" / "deaf.sock"
+        with socket.socket(socket.AF_UNIX) as listener:  # takes connections and says nothing
+            listener.bind(str(deaf))
+            listener.listen()
+            agent = await lab.start_agent()
+            await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
+        deaf.unlink()
+        assert driver.named("NodeUnpublishVolume") == []
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
