@@ -287,8 +287,10 @@ class _Cas:
             path = os.path.join(self._directory, str(number))
             try:
                 raw = _content(path)
-            except FileNotFoundError:  # two generations passed while we looked
-                continue
+            except OSError as failed:
+                if failed.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                continue  # two generations passed while we looked; over a network, that may be a stale handle
             try:
                 return number, msgspec.json.decode(raw, type=_State)
             except msgspec.DecodeError as failed:
