@@ -140,8 +140,11 @@ async def test_a_container_started_again_gets_its_dead_volume_made_anew(lab, ref
         volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "c1"}},
                    {"name": "h", "hostPath": {"path": str(lab.base)}}]  # fmt: skip
         places = [{"name": "data", "mountPath": "/data"}, {"name": "h", "mountPath": "/h"}]
-        command = "[ -e /h/go ] && exec cat /data/kept; while [ ! -e /h/go ]; do sleep 0.05; done; exit 1"
+        command = (
+            "[ -e /h/go ] && exec cat /data/kept; touch /h/begun; while [ ! -e /h/go ]; do sleep 0.05; done; exit 1"
+        )
         pod = await running(lab, driver, command=command, volumes=volumes, mounts=places, restartPolicy="OnFailure")
+        await lab.until((lab.base / "begun").exists, what="the first attempt waits")
         replace(lab, pod, refusing)
         (lab.base / "go").touch()
         found = await lab.phase("p1", "Succeeded")
