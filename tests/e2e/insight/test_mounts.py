@@ -7,6 +7,7 @@ import subprocess
 import msgspec
 import pytest
 
+from moorage.host import loop
 from moorage.kube.objects import CSIDriver, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 
 pytestmark = pytest.mark.root
@@ -130,10 +131,14 @@ async def ext4_class(stack):
 
 
 async def image_of(stack, up, claim):
-    """The file behind a claim's volume."""
+    """The file behind a claim's volume, once the node has let it go: a pod is gone before its volume is unstaged."""
     found = await stack.client.get(PersistentVolumeClaim, claim, "default")
     volume = await stack.client.get(PersistentVolume, found.spec.volume_name)
-    return up / "pool" / "volumes" / volume.spec.csi.volume_handle / "data"
+    image = up / "pool" / "volumes" / volume.spec.csi.volume_handle / "data"
+    async with asyncio.timeout(30):
+        while loop.find(image):
+            await asyncio.sleep(0.05)
+    return image
 
 
 def spoil_tables(image):
