@@ -194,8 +194,8 @@ class Lab:
 @pytest.fixture
 async def lab(tmp_path_factory, tmp_path):
     base = Path("/tmp") / f"moorage-node-{tmp_path.name[-20:]}-{time.monotonic_ns() % 10**9}"
-    base.mkdir()
     async with serve(tmp_path / "api") as server:
+        base.mkdir()
         config = kube_config.from_values(server.insecure_url, server.token)
         async with Client(config) as client:
             made = Lab(base, server, client)
