@@ -56,6 +56,7 @@ async def test_the_leader_and_the_one_that_stands_by_are_ready_and_say_which_the
             await until(ports[0], "/metrics", r"^workqueue_depth\{name=")
             await until(ports[0], "/healthz/leader-election", "^ok$")
             processes[0].terminate()
+            await asyncio.wait_for(processes[0].wait(), 30)  # a second signal would meet it while it ends
             await until(ports[1], "/metrics", '^leader_election_master_status{name="moorage-controllers"} 1.0$')
         finally:
             for process in processes:
