@@ -196,12 +196,12 @@ async def modify(node, volume, **changes):
     )
 
 
-async def test_device_settings_change_on_a_living_volume_and_come_back_at_stage(node):
+async def test_device_settings_change_on_a_living_volume_and_come_back_at_stage(node, pool):
     volume = (await node.create("v", mutable={"readAheadKiB": "512"})).volume_id
     await node.up(volume)
 
     def device():
-        return next(each for each in loop.attached() if f"/{volume}/" in each.backing_file)
+        return next(each for each in loop.attached(below=pool) if f"/{volume}/" in each.backing_file)
 
     def read_ahead():
         return int(Path(f"/sys/block/loop{device().number}/queue/read_ahead_kb").read_text())
