@@ -70,7 +70,11 @@ _PER_MOUNT = (
 )
 # A process between its fork and its exec holds every file that is open here; such a moment passes.
 _BUSY_PAUSES_S = (0.01, 0.03, 0.1, 0.3)
-_CORRUPT = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.EUCLEAN, errno.ESHUTDOWN}
+# What the kubelet takes for a dead mount, and the two that XFS answers with after an error.
+_CORRUPT = {
+    errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EACCES, errno.EHOSTDOWN, errno.EWOULDBLOCK, errno.ENODEV,
+    errno.EUCLEAN, errno.ESHUTDOWN,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
