@@ -89,7 +89,8 @@ class CsiClient(CsiCalls):
         """Return once connected; CsiError UNAVAILABLE when that takes longer than `timeout_s`."""
         self._watch()
         try:
-            await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for loses a cancellation that comes as the channel is ready
+                await self._channel.channel_ready()
         except TimeoutError:
             raise CsiError("connect", "UNAVAILABLE", f"nothing answered on {self.path} in {timeout_s:g} s") from None
 
