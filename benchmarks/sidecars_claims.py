@@ -4,7 +4,8 @@ Run: python benchmarks/sidecars_claims.py [--claims 1000] [--driver moorage|PATH
 PATH of a driver is a hostpathplugin binary, PATH of a provisioner an official csi-provisioner, for comparison.
 Prints claims/s, p99, CPU time per claim of each process (which other work on the machine disturbs least), API requests
 per claim (counted by a proxy in front of the API server), and memory. Moorage's processes reach the API server as
-those of `moorage up` do, through its unix socket; `--tls` makes them use TCP and TLS instead.
+those of `moorage up` do, through its unix socket; `--tls` makes them use TCP and TLS instead. With `--kubeconfig` a
+cluster that is there already is used, with its own binder: a real control plane, for a comparison side by side.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from aiohttp import web
 
 from moorage.kube.client import Client
 from moorage.kube.config import ApiConfig, from_kubeconfig
+from moorage.kube.errors import AlreadyExists
 from moorage.kube.informer import Informer
 from moorage.kube.objects import CSINode, Node, PersistentVolume, PersistentVolumeClaim, StorageClass
 
@@ -38,6 +40,7 @@ MOORAGE = [str(Path(sys.executable).parent / "moorage"), "--log-level", "warning
 class Run:
     """What one run measured."""
 
+    made_s: float = 0.0
     bound_s: float = 0.0
     p99_s: float = 0.0
     deleted_s: float = 0.0
@@ -185,6 +188,22 @@ def sidecar_command(kind: str, folder: Path, kubeconfig: Path, roles: list[str])
     return [kind, f"--csi-address={address}", f"--kubeconfig={kubeconfig}", *limits, "--timeout=30s"]
 
 
+async def measure_there(options: argparse.Namespace, folder: Path) -> Run:
+    """Against a cluster that exists: only the driver and the sidecars are ours to start."""
+    run = Run()
+    kubeconfig = Path(options.kubeconfig)
+    plugin, name = driver_command(options.driver, folder)
+    sidecars = sidecar_command(options.provisioner, folder, kubeconfig, options.roles) + options.flags
+    with process(plugin, folder / "plugin.log") as plugin_pid:
+        await until(lambda: (folder / "csi.sock").exists())
+        with process(sidecars, folder / "sidecars.log", NODE_NAME="n1", POD_NAMESPACE="default") as pid:
+            others = (other.split("=") for other in options.also)
+            run.pids = {"driver": plugin_pid, "sidecars": pid} | {name: int(found) for name, found in others}
+            async with Client(from_kubeconfig(kubeconfig), identity="benchmark") as client:
+                await drive(options, client, name, pid, run)
+    return run
+
+
 async def measure(options: argparse.Namespace, folder: Path) -> Run:
     run = Run()
     (folder / "api").mkdir()
@@ -202,7 +221,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Run:
         binder = [*MOORAGE, "controllers", "binder", "protection", "--kubeconfig", str(kubeconfig)]
         if options.count:
             runner, kubeconfig = await counting_proxy(str(socket), run.requests, folder, config)
-        sidecars = sidecar_command(options.provisioner, folder, kubeconfig, options.roles)
+        sidecars = sidecar_command(options.provisioner, folder, kubeconfig, options.roles) + options.flags
         with (
             process(binder, folder / "binder.log") as binder_pid,
             process(sidecars, folder / "sidecars.log", NODE_NAME="n1") as pid,
@@ -240,12 +259,13 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
         "reclaimPolicy": "Delete",
         "volumeBindingMode": "Immediate",
     }
-    await client.create(StorageClass, body)
-    node = await client.create(Node, {"metadata": {"name": "n1", "labels": {"topology.moorage.dev/node": "n1"}}})
-    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": node.uid}
-    keys = ["topology.moorage.dev/node"] if driver == "csi.moorage.dev" else []
-    drivers = [{"name": driver, "nodeID": "n1", "topologyKeys": keys}]
-    await client.create(CSINode, {"metadata": {"name": "n1", "ownerReferences": [owner]}, "spec": {"drivers": drivers}})
+    with suppress(AlreadyExists):  # from an earlier run on the same cluster
+        await client.create(StorageClass, body)
+        node = await client.create(Node, {"metadata": {"name": "n1", "labels": {"topology.moorage.dev/node": "n1"}}})
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": node.uid}
+        keys = ["topology.moorage.dev/node"] if driver == "csi.moorage.dev" else []
+        spec = {"drivers": [{"name": driver, "nodeID": "n1", "topologyKeys": keys}]}
+        await client.create(CSINode, {"metadata": {"name": "n1", "ownerReferences": [owner]}, "spec": spec})
     await preload(client, driver, options.preload)
     claims, volumes = Informer(client, PersistentVolumeClaim), Informer(client, PersistentVolume)
     bound_at: dict[str, float] = {}
@@ -254,7 +274,14 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
         if new is not None and new.status.phase == "Bound":
             bound_at.setdefault(new.name, time.monotonic())
 
+    made_at: list[float] = []
+
+    def on_volume(old, new) -> None:
+        if old is None:
+            made_at.append(time.monotonic())
+
     claims.subscribe(on_claim)
+    volumes.subscribe(on_volume)
     following = [asyncio.create_task(informer.run()) for informer in (claims, volumes)]
     await asyncio.sleep(4)  # let the sidecars start and come to rest
     run.idle_mib, before = rss_mib(pid), cpu_s(pid)
@@ -280,7 +307,8 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
     start = time.monotonic()
     await asyncio.gather(*(make(f"c{i}") for i in range(options.claims)))
     print(f"  created in {time.monotonic() - start:.1f} s", flush=True)
-    await until(lambda: len(bound_at) == options.claims, options.limit)
+    await until(lambda: len(bound_at) >= options.claims, options.limit)
+    run.made_s = max(made_at) - start
     run.bound_s = max(bound_at.values()) - start
     run.bound_cpu = per_claim(used, run.used(), options.claims)
     delays = sorted(bound_at[name] - created_at[name] for name in bound_at)
@@ -320,13 +348,18 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="give up after this many seconds")
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--tls", action="store_true", help="let binder and sidecars use TCP and TLS")
+    parser.add_argument("--kubeconfig", default="", help="use this cluster instead of the embedded API server")
+    parser.add_argument("--also", nargs="*", default=[], help="processes of that cluster to measure too, as etcd=PID")
+    parser.add_argument("--flags", nargs="*", default=[], help="more flags for the sidecars, as +worker-threads=200")
     options = parser.parse_args()
+    options.flags = [f"--{flag.lstrip('+')}" for flag in options.flags]
     folder = Path(tempfile.mkdtemp(prefix="moorage-sidecars-bench-"))
     try:
-        run = asyncio.run(measure(options, folder))
+        run = asyncio.run((measure_there if options.kubeconfig else measure)(options, folder))
         bound, deleted = options.claims / run.bound_s, options.claims / run.deleted_s
         print(f"{options.claims} claims, driver {options.driver}, provisioner {options.provisioner}")
         print(f"  bound:   {bound:.0f} claims/s (target 100, ratio {bound / 100:.2f}), p99 {run.p99_s:.1f} s")
+        print(f"  made:    {options.claims / run.made_s:.0f} volumes/s")
         print(f"           {spelled(run.bound_cpu)}")
         print(f"  deleted: {deleted:.0f} claims/s (target 100, ratio {deleted / 100:.2f})")
         print(f"           {spelled(run.deleted_cpu)}")

@@ -27,6 +27,7 @@ _PREFIX = "intent.moorage.dev/"
 _LARGEST_BYTES = 200_000  # all annotations of an object together may have 256 KiB
 _FORGET_AFTER_S = 2.0
 _RETRY_S = 1.0
+_LEAVE_S = 2.0
 _PAUSE_S = 0.02  # after a write, so that the attempts of a burst share the next one
 
 Clock = Callable[[], float]
@@ -96,7 +97,7 @@ class Journal:
         if not self.is_enabled:
             return
         text = f"{self._clock():.0f}:{to_text(attempt)}"
-        if sum(map(len, self._mine.values())) + len(text) > _LARGEST_BYTES:
+        if self._size() + len(text) > _LARGEST_BYTES:
             log.warning("too many volumes are being made to note one more", claim=attempt.claim.name)
             return
         key = f"{uid}.{self._instance}"
@@ -106,6 +107,13 @@ class Journal:
         self._waiters.append(waiter)
         self._wake.set()
         await waiter
+
+    def _size(self) -> int:
+        """Bytes of all notes, other instances' included: they share the object's limit."""
+        known = self._lease.annotations if self._lease is not None else {}
+        own = f".{self._instance}"
+        others = (text for key, text in known.items() if not key.endswith(own))
+        return sum(map(len, self._mine.values())) + sum(map(len, others))
 
     def forget(self, uid: str) -> float:
         """The attempt is over; its notes go with the next write, or soon.
@@ -128,7 +136,7 @@ class Journal:
         return wait_s
 
     async def run(self) -> None:
-        """Write until cancelled; what is still to be forgotten then is left for the next start."""
+        """Write until cancelled; what is over by then is forgotten with a last write, if there is time for one."""
         try:
             while True:
                 await self._wake.wait()
@@ -140,6 +148,17 @@ class Journal:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter.cancel()
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Notes of what is over would make the next start carry it out once more, and fill the object in time."""
+        if not self.is_enabled or not self._forgotten or self._lease is None:
+            return
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._put()
+        except (ApiError, TimeoutError) as error:
+            log.info("what is over stays noted until the next start", lease=self._name, reason=str(error))
 
     async def _flush(self) -> None:
         waiters, self._waiters = self._waiters, []
