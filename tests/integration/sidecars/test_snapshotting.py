@@ -15,6 +15,7 @@ from moorage.sidecars.testing import Abilities
 
 BEING_CREATED = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
 BEING_DELETED = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
+MANAGED_BY = "snapshot.storage.kubernetes.io/managed-by"
 FINALIZER = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
 GROUP = "groupsnapshot.storage.kubernetes.io"
 
@@ -206,6 +207,39 @@ async def remove_group(lab):
     await lab.until(is_gone)
 
 
+async def test_with_node_deployment_a_content_without_a_node_goes_to_where_its_snapshot_is(make_lab):
+    async with make_lab(LOCAL) as lab:
+        await lab.make_node("node-1", keys=("zone",), zone="a")
+        lab.driver.topology = {"zone": "a"}
+        await make_content(lab, "elsewhere", snapshotHandle="snap-elsewhere")
+        lab.driver.backend.snapshots["snap-here"] = pb.Snapshot(snapshot_id="snap-here", ready_to_use=True)
+        await make_content(lab, "here", snapshotHandle="snap-here")
+        lab.start(Role.SNAPSHOTTER, node="node-1", node_deployment=True)
+        assert (await ready(lab, "here")).labels == {MANAGED_BY: "node-1"}
+
+        async def has_asked_for_both():
+            asked = {request.snapshot_id for name, request in lab.driver.calls if name == "ListSnapshots"}
+            return asked == {"snap-here", "snap-elsewhere"}
+
+        await lab.until(has_asked_for_both)
+        other = await content_of(lab, "elsewhere")
+        assert (other.labels, other.status) == ({}, None)
+
+
+async def test_with_node_deployment_a_content_without_a_node_goes_to_where_its_volume_is(make_lab):
+    async with make_lab(LOCAL) as lab:
+        lab.driver.topology = {"zone": "a"}
+        await lab.make_node("node-1", keys=("zone",), zone="a")
+        for zone, handle in (("a", "h1"), ("b", "h2")):
+            await make_placed_volume(lab, handle, zone)
+        await make_content(lab, "here", volumeHandle="h1")
+        await make_content(lab, "elsewhere", volumeHandle="h2")
+        lab.start(Role.SNAPSHOTTER, node="node-1", node_deployment=True)
+        assert (await ready(lab, "here")).labels == {MANAGED_BY: "node-1"}
+        other = await content_of(lab, "elsewhere")
+        assert (other.labels, other.status) == ({}, None)
+
+
 async def test_with_node_deployment_a_group_is_made_where_its_volumes_are_and_stays_that_nodes(make_lab):
     async with make_lab(LOCAL) as lab:
         for handle in ("h1", "h2"):
@@ -226,7 +260,7 @@ async def test_with_node_deployment_a_group_is_made_where_its_volumes_are_and_st
             return found if found.status is not None and found.status.ready_to_use else None
 
         found = await lab.until(is_ready)
-        assert found.labels["snapshot.storage.kubernetes.io/managed-by"] == "node-2"
+        assert found.labels[MANAGED_BY] == "node-2"
         assert lab.driver.count("CreateVolumeGroupSnapshot") == 1
         for handle in ("h1", "h2"):  # whose group it is must not depend on its volumes
             await lab.client.patch(PersistentVolume, f"pv-{handle}", {"metadata": {"finalizers": None}})

@@ -110,16 +110,29 @@ class ContentWorker:
             return pb.ListSnapshotsRequest(snapshot_id=handle, secrets=await self._list_secrets(of))
 
         async def listed(request: pb.ListSnapshotsRequest, timeout_s: float) -> pb.Snapshot:
-            answer = await self._context.driver.client.ListSnapshots(request, timeout_s=timeout_s)
-            for entry in answer.entries:
-                if entry.snapshot.snapshot_id == handle:
-                    return entry.snapshot
-            raise SidecarError(f"the driver does not know snapshot {handle}")
+            found = await self._listed(request, timeout_s)
+            if found is None:
+                raise SidecarError(f"the driver does not know snapshot {handle}")
+            return found
 
         found = await self._keeper.ask(content, _LATER_FAILED, request, listed)
         await self._record(content, found)
         if not found.ready_to_use:
             raise NotReady(f"snapshot {handle} is not ready yet")
+
+    async def find(self, content: VolumeSnapshotContent, handle: str) -> pb.Snapshot | None:
+        """What the driver here knows of a snapshot; None also where it cannot be asked."""
+        if not self._context.driver.capabilities.controller("LIST_SNAPSHOTS"):
+            return None
+        request = pb.ListSnapshotsRequest(snapshot_id=handle, secrets=await self._list_secrets(content))
+        return await self._listed(request, self._context.settings.timeout_for("snapshotter"))
+
+    async def _listed(self, request: pb.ListSnapshotsRequest, timeout_s: float) -> pb.Snapshot | None:
+        answer = await self._context.driver.client.ListSnapshots(request, timeout_s=timeout_s)
+        for entry in answer.entries:
+            if entry.snapshot.snapshot_id == request.snapshot_id:
+                return entry.snapshot
+        return None
 
     async def _delete(self, content: VolumeSnapshotContent) -> None:
         handle = content.status.snapshot_handle if content.status else None

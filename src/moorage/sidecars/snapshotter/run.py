@@ -3,16 +3,12 @@
 import asyncio
 
 from moorage.kube.informer import Informer
-from moorage.kube.objects import (
-    PersistentVolume,
-    VolumeGroupSnapshotContent,
-    VolumeSnapshotClass,
-    VolumeSnapshotContent,
-)
+from moorage.kube.objects import VolumeGroupSnapshotContent, VolumeSnapshotClass, VolumeSnapshotContent
 from moorage.log import get_logger
 from moorage.sidecars import names
 from moorage.sidecars.context import Context, synced, wait_served
 from moorage.sidecars.roles import Role
+from moorage.sidecars.snapshotter.adopt import UNLABELLED, Adopter, handles_of
 from moorage.sidecars.snapshotter.contents import ContentWorker
 from moorage.sidecars.snapshotter.decide import is_worth_a_look
 from moorage.sidecars.snapshotter.groups import GroupWorker
@@ -30,8 +26,10 @@ class Snapshotter:
         self._context = context
         self._events = context.recorder(f"csi-snapshotter {context.driver.name}")
         self._contents = context.queue("csi-snapshotter-content")
+        self._unlabelled = context.queue("csi-snapshotter-unlabelled")
         self._groups = context.queue("csi-snapshotter-groupsnapshotcontent")
         self._content_worker: ContentWorker | None = None
+        self._adopter: Adopter | None = None
         self._group_worker: GroupWorker | None = None
         self._group_kinds: GroupKinds | None = None
 
@@ -57,7 +55,21 @@ class Snapshotter:
         for content in contents:
             self._contents.forget(content.name)
             self._on_content(None, content)
-        await self._contents.run(self._content_worker.sync, context.settings.workers_for(Role.SNAPSHOTTER))
+        async with asyncio.TaskGroup() as tasks:
+            if context.settings.node_deployment:
+                tasks.create_task(self._run_unlabelled(self._content_worker), name="unlabelled-contents")
+            await self._contents.run(self._content_worker.sync, context.settings.workers_for(Role.SNAPSHOTTER))
+
+    async def _run_unlabelled(self, worker: ContentWorker) -> None:
+        context = self._context
+        unlabelled = context.informers.of(VolumeSnapshotContent, labels=UNLABELLED)
+        await synced(unlabelled, context.volumes)
+        if self._adopter is None:
+            self._adopter = Adopter(context, unlabelled, worker)
+            unlabelled.subscribe(self._on_unlabelled)
+        for content in unlabelled:
+            self._on_unlabelled(None, content)
+        await self._unlabelled.run(self._adopter.sync)
 
     def _contents_informer(self) -> Informer[VolumeSnapshotContent]:
         settings, around = self._context.settings, self._context.around
@@ -74,7 +86,7 @@ class Snapshotter:
         classes = context.informers.of(kinds.group_class)
         await synced(contents, classes)
         if context.settings.node_deployment:
-            context.volumes.index("handle", _handle)
+            context.volumes.index("handle", handles_of)
             await synced(context.volumes)
         if self._group_worker is None or self._group_kinds != kinds:
             self._group_kinds = kinds
@@ -90,6 +102,10 @@ class Snapshotter:
             return
         if is_worth_a_look(old, new, names.SNAPSHOT_BEING_CREATED):
             self._contents.add(new.name)
+
+    def _on_unlabelled(self, _: VolumeSnapshotContent | None, new: VolumeSnapshotContent | None) -> None:
+        if new is not None and new.spec.driver == self._context.driver.name:
+            self._unlabelled.add(new.name)
 
     def _on_class(self, old: VolumeSnapshotClass | None, new: VolumeSnapshotClass | None) -> None:
         """Contents may have waited for their class."""
@@ -122,7 +138,3 @@ class Snapshotter:
             was_made = content.status is not None and content.status.volume_group_snapshot_handle
             return content.is_deleting and bool(handles) and not was_made
         return context.is_local(volumes[0])
-
-
-def _handle(volume: PersistentVolume) -> list[str]:
-    return [volume.spec.csi.volume_handle] if volume.spec.csi is not None else []
