@@ -5,7 +5,7 @@ Start reading at: `SourceProtection.protect`, `SourceProtection.sync_clone_sourc
 """
 
 from moorage.kube.errors import ApiError, Conflict, Forbidden, NotFound
-from moorage.kube.objects import PersistentVolumeClaim, VolumeSnapshot
+from moorage.kube.objects import PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
 from moorage.log import get_logger
 from moorage.sidecars import names
 from moorage.sidecars.context import Context
@@ -17,6 +17,8 @@ log = get_logger(__name__)
 
 # Conflicts in a row after which the claim waits as after any other failure.
 PROTECT_ATTEMPTS = 10
+
+_CLAIM, _SNAPSHOT = "PersistentVolumeClaim", "VolumeSnapshot"
 
 
 class SourceProtection:
@@ -67,23 +69,40 @@ class SourceProtection:
         if not self._context.driver.capabilities.controller("CREATE_DELETE_SNAPSHOT"):
             return
         try:
-            snapshots = (await self._context.client.list(VolumeSnapshot)).items
+            snapshots = await self._snapshots()
         except (NotFound, Forbidden):  # no snapshot kinds in this cluster, or not ours to see
+            return
+        except ApiError as error:
+            log.info("snapshots cannot be listed; the next sweep tries again", reason=str(error))
             return
         for snapshot in snapshots:
             protected = names.SNAPSHOT_SOURCE_FINALIZER in snapshot.finalizers
             if protected and not self._pending_restores(snapshot.namespace, snapshot.name):
                 await self._release(snapshot.name, snapshot.namespace)
 
+    async def _snapshots(self) -> list[VolumeSnapshot]:
+        """The snapshots to sweep: all, or with one process per node those whose content is marked as this node's."""
+        client = self._context.client
+        if not self._context.settings.node_deployment:
+            return (await client.list(VolumeSnapshot)).items
+        labels = f"{names.SNAPSHOT_MANAGED_BY}={self._context.around.node_name}"
+        contents = (await client.list(VolumeSnapshotContent, labels=labels)).items
+        driver = self._context.driver.name
+        of = [content.spec.volume_snapshot_ref for content in contents if content.spec.driver == driver]
+        found = [await client.find(VolumeSnapshot, each.name, each.namespace) for each in of if each.name]
+        return [snapshot for snapshot in found if snapshot is not None]
+
     async def sync_clone_source(self, key: str) -> None:
         """Let a source claim that is being deleted go, once no unfinished clone needs it."""
         claim = self._context.claims.get(key)
         if claim is None or not claim.is_deleting or names.CLONE_FINALIZER not in claim.finalizers:
             return
+        if not self._is_local(claim):
+            return
         waiting = [
-            other.name
+            other.key
             for other in self._context.claims
-            if other.namespace == claim.namespace and other.status.phase in ("", "Pending") and _clones(other, claim)
+            if other.status.phase in ("", "Pending") and _is_made_from(other, _CLAIM, claim.namespace, claim.name)
         ]
         if waiting:
             raise SidecarError(f"claim {key} is still being cloned for {', '.join(sorted(waiting))}")
@@ -92,6 +111,11 @@ class SourceProtection:
             await update_whole(self._context.client, PersistentVolumeClaim, claim.name, claim.namespace, change)
         except NotFound:
             return
+
+    def _is_local(self, claim: PersistentVolumeClaim) -> bool:
+        """With one process per node, the one with the source's volume lets the source go (any, if there is none)."""
+        volume = self._context.volumes.get(claim.spec.volume_name) if claim.spec.volume_name else None
+        return volume is None or self._context.is_local(volume)
 
     async def _release(self, name: str, namespace: str) -> None:
         try:
@@ -106,19 +130,17 @@ class SourceProtection:
         """Whether a claim without a volume is to be made from this snapshot."""
         return any(
             claim.status.phase in ("", "Pending")
-            and _restores(claim, namespace, name)
+            and _is_made_from(claim, _SNAPSHOT, namespace, name)
             and not self._context.volumes.at("claim", claim.uid)
             for claim in self._context.claims
         )
 
 
-def _clones(claim: PersistentVolumeClaim, origin: PersistentVolumeClaim) -> bool:
-    source = claim.spec.data_source
-    return source is not None and source.kind == "PersistentVolumeClaim" and source.name == origin.name
-
-
-def _restores(claim: PersistentVolumeClaim, namespace: str, name: str) -> bool:
+def _is_made_from(claim: PersistentVolumeClaim, kind: str, namespace: str, name: str) -> bool:
+    """Whether a claim names this object as its source, in its own namespace or across namespaces."""
     for source in (claim.spec.data_source, claim.spec.data_source_ref):
-        if source is not None and source.kind == "VolumeSnapshot" and source.name == name:
-            return (source.namespace or claim.namespace) == namespace
+        if source is None or (source.kind, source.name) != (kind, name):
+            continue
+        if (source.namespace or claim.namespace) == namespace:
+            return True
     return False

@@ -49,7 +49,7 @@ class Provisioner:
                 threads = settings.cloning_protection_threads
                 work = self._sources.run(self._protection.sync_clone_source, threads)
                 tasks.create_task(work, name="clone-sources")
-            if settings.snapshot_orphan_sweep_interval_s > 0 and not settings.node_deployment:
+            if settings.snapshot_orphan_sweep_interval_s > 0:
                 tasks.create_task(self._sweep_forever(), name="snapshot-source-sweep")
 
     def _follow(self) -> None:
@@ -91,9 +91,9 @@ class Provisioner:
         if new is None and old is not None:
             for volume in self._context.volumes.at("claim", old.uid):
                 self._on_volume(None, volume)
-            source = old.spec.data_source
-            if source is not None and source.kind == "PersistentVolumeClaim":
-                self._sources.add(f"{old.namespace}/{source.name}")
+            for source in (old.spec.data_source, old.spec.data_source_ref):
+                if source is not None and source.kind == "PersistentVolumeClaim":
+                    self._sources.add(f"{source.namespace or old.namespace}/{source.name}")
 
     def _on_surroundings(self, old: KubeObject | None, new: KubeObject | None) -> None:
         """A class, a node or a driver's registration changed: claims that failed for lack of it are looked at now."""
