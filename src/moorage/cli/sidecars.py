@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from moorage import __version__
 from moorage.kube.client import Client
 from moorage.kube.config import load
 from moorage.log import get_logger
@@ -39,6 +40,11 @@ def sidecars(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ROLE]... [FLAG]...", show_default=False)] = None,
 ) -> None:
     settings, roles = parse(arguments or [])
+    if settings.version:
+        typer.echo(f"moorage sidecars {__version__}")
+        return
+    if settings.mode == "kubelet-registration-probe":
+        return
     if settings.take_over_node:
         asyncio.run(_take_over(settings, _surroundings()))
         return

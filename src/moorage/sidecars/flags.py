@@ -13,7 +13,16 @@ from typing import Any
 from moorage.errors import UsageError
 from moorage.sidecars.settings import Settings, duration_s
 
-_IGNORED = frozenset({"automaxprocs", "enable-pprof", "log-file", "logtostderr", "master", "max-grpc-log-length", "v"})
+# Accepted so that an official sidecar's arguments can stay, and without meaning here; the second kind takes a value.
+_IGNORED_SWITCHES = frozenset(
+    {"alsologtostderr", "automaxprocs", "enable-pprof", "log-json-split-stream", "log-text-split-stream", "logtostderr"}
+    | {"add_dir_header", "one_output", "skip_headers", "skip_log_headers"}
+)
+_IGNORED = frozenset(
+    {"connection-timeout", "log-file", "log-flush-frequency", "log-json-info-buffer-size", "log-text-info-buffer-size"}
+    | {"logging-format", "master", "max-grpc-log-length", "node-list-add-interval", "v", "vmodule"}
+    | {"log_backtrace_at", "log_dir", "log_file", "log_file_max_size", "stderrthreshold", "volume-list-add-interval"}
+)
 _TRUE, _FALSE = frozenset({"true", "1", "t"}), frozenset({"false", "0", "f"})
 
 
@@ -47,8 +56,10 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
             others.append(argument)
             continue
         name, has_value, text = argument.lstrip("-").partition("=")
+        if name in _IGNORED_SWITCHES:
+            continue
         if name in _IGNORED:
-            if not has_value and waiting and not waiting[0].startswith("-") and name in ("v", "master", "log-file"):
+            if not has_value and waiting:
                 waiting.pop(0)
             continue
         flag = by_name.get(name)

@@ -38,6 +38,7 @@ log = get_logger(__name__)
 
 _RESTART_START_S = 1.0
 _RESTART_MAX_S = 30.0
+_LIVENESS_PORT = 9808
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class Wanted:
     around: Surroundings
     roles: frozenset[Role] = frozenset()
 
+    @property
+    def health_port(self) -> int:
+        """The port for /healthz alone: as given, or livenessprobe's when that role is named and nothing is given."""
+        is_needed = Role.LIVENESS in self.roles and not self.settings.endpoint
+        return self.settings.health_port or (_LIVENESS_PORT if is_needed else 0)
+
 
 def check(wanted: Wanted) -> None:
     """UsageError for what cannot work, before anything is started."""
@@ -56,8 +63,6 @@ def check(wanted: Wanted) -> None:
         raise UsageError(
             "--node-deployment needs the environment variable NODE_NAME: the node that this process is for"
         )
-    if wanted.roles == {Role.LIVENESS} and not wanted.settings.endpoint and not wanted.settings.health_port:
-        raise UsageError("the liveness role needs --health-port or --http-endpoint")
 
 
 async def run(wanted: Wanted, api: kube_config.ApiConfig | None = None) -> None:
@@ -129,8 +134,8 @@ class _Process:
             host, port = http.address_from(settings.endpoint)
             served = http.serve(host, port, checks, self._metrics.page, settings.metrics_path)
             await stack.enter_async_context(served)
-        if settings.health_port:
-            await stack.enter_async_context(http.serve("0.0.0.0", settings.health_port, checks))
+        if self._wanted.health_port:
+            await stack.enter_async_context(http.serve("0.0.0.0", self._wanted.health_port, checks))
 
     async def _roles(self, stack: AsyncExitStack) -> frozenset[Role]:
         asked = self._wanted.roles

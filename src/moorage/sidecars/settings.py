@@ -114,12 +114,16 @@ class Settings:
     groupsnapshot_name_prefix: str = _flag("groupsnapshot", "Group snapshots are named PREFIX-UID.")
     groupsnapshot_name_uuid_length: int = _flag(-1, "Cut the UID in group snapshot names; -1 is all.")
     kubelet_registration_path: str = _flag("", "registrar: the driver's socket as the kubelet sees it.")
+    mode: str = _flag("", "registrar: kubelet-registration-probe ends at once and well; anything else is the same.")
     plugin_registration_path: str = _flag("/registration", "registrar: folder for the registration socket.")
-    health_port: int = _flag(0, "liveness, registrar: TCP port for /healthz (official liveness default: 9808).")
+    health_port: int = _flag(
+        0, "liveness, registrar: TCP port for /healthz (9808 when liveness is named without any endpoint)."
+    )
     probe_timeout_s: float = _duration(3.0, "liveness: limit of connect and Probe.")
     monitor_interval_s: float = _duration(60.0, "health: how often one volume is asked about.")
     list_volumes_interval_s: float = _duration(300.0, "health: how often all volumes are listed.")
     enable_node_watcher: bool = _flag(False, "health: tell claims when the node of their pods fails.")
+    version: bool = _flag(False, "Print the version and end.")
 
     take_over_node: str = _flag(
         "", "Instead of running: let go of what waits for this node, which is gone for good. Its data counts as lost."

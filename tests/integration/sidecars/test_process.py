@@ -211,7 +211,7 @@ async def test_a_dead_nodes_turn_passes_to_the_next(make_lab):
         (Settings(node_deployment=True), (), "NODE_NAME"),
         (Settings(node_deployment=True, leader_election=True), (), "exclude each other"),
         (Settings(http_endpoint=":1", metrics_address=":2"), (), "exclude each other"),
-        (Settings(), (Role.LIVENESS,), "--health-port"),
+        (Settings(http_endpoint="8080"), (), "want an address"),
         (Settings(feature_gates="Topology=maybe"), (), "must be true or false"),
     ],
 )

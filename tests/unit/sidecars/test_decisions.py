@@ -32,7 +32,8 @@ from moorage.sidecars.provisioner.ownership import rank_of
 from moorage.sidecars.provisioner.parameters import fs_type_of
 from moorage.sidecars.resizer.target import Sizes, target_bytes
 from moorage.sidecars.roles import Role, role_named, roles_for
-from moorage.sidecars.settings import Settings, duration_s
+from moorage.sidecars.run import Wanted
+from moorage.sidecars.settings import Settings, Surroundings, duration_s
 from moorage.sidecars.slow import SlowSet
 
 FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
@@ -186,6 +187,71 @@ def test_flags_are_taken_as_go_programs_take_them():
         with pytest.raises(UsageError):
             flags.parse(wrong)
     assert "--kubelet-registration-path" in flags.help_text()
+
+
+# What the official sidecars take, by their --help and their sources; one with a value is written with it.
+_COMMON = """automaxprocs csi-address=/x feature-gates=A=true http-endpoint=:1 kube-api-burst=1 kube-api-qps=1
+    kubeconfig=/x
+    leader-election leader-election-labels=a:b leader-election-lease-duration=15s leader-election-namespace=n
+    leader-election-renew-deadline=10s leader-election-retry-period=5s log-flush-frequency=5s
+    log-json-info-buffer-size=0 log-json-split-stream log-text-info-buffer-size=0 log-text-split-stream
+    logging-format=text metrics-address=:1 metrics-path=/m retry-interval-max=5m retry-interval-start=1s timeout=10s
+    v=5 version vmodule=a=1"""
+OFFICIAL_FLAGS = {
+    "csi-provisioner": """capacity-for-immediate-binding capacity-ownerref-level=1 capacity-poll-interval=1m
+        capacity-threads=1 cloning-protection-threads=1 controller-publish-readonly default-fstype=xfs enable-capacity
+        enable-pprof extra-create-metadata immediate-topology kube-api-capacity-burst=1 kube-api-capacity-qps=1
+        master=x node-deployment node-deployment-base-delay=20s node-deployment-immediate-binding
+        node-deployment-max-delay=60s prevent-volume-mode-conversion snapshot-orphan-sweep-interval=5m strict-topology
+        volume-name-prefix=p volume-name-uuid-length=-1 worker-threads=1""",
+    "csi-attacher": """default-fstype=xfs max-entries=0 max-grpc-log-length=-1 reconcile-sync=1m resync=10m
+        worker-threads=1""",
+    "csi-resizer": "extra-modify-metadata handle-volume-inuse-error master=x resync-period=10m workers=1",
+    "csi-snapshotter": """extra-create-metadata groupsnapshot-name-prefix=g groupsnapshot-name-uuid-length=-1
+        node-deployment resync-period=15m snapshot-name-prefix=s snapshot-name-uuid-length=-1 worker-threads=1""",
+    "csi-node-driver-registrar": """connection-timeout=1s enable-pprof health-port=0 kubelet-registration-path=/x mode=
+        plugin-registration-path=/x""",
+    "livenessprobe": "health-port=9808 probe-timeout=3s",
+    "csi-external-health-monitor-controller": """enable-node-watcher list-volumes-interval=5m monitor-interval=1m
+        node-list-add-interval=5m resync=10m volume-list-add-interval=5m worker-threads=10""",
+}
+
+
+@pytest.mark.parametrize("official", sorted(OFFICIAL_FLAGS))
+def test_every_flag_of_an_official_sidecar_is_taken_in_both_notations(official):
+    assert role_named(official) in Role
+    for flag in f"{_COMMON} {OFFICIAL_FLAGS[official]}".split():
+        name, has_value, value = flag.partition("=")
+        assert flags.parse([f"--{flag}", "role"])[1] == ["role"]
+        apart = [f"-{name}", value, "role"] if has_value else [f"-{name}", "role"]
+        assert flags.parse(apart)[1] == ["role"]
+
+
+def test_defaults_are_the_official_ones():
+    settings = Settings()
+    timeouts = {"provisioner": 10, "attacher": 15, "resizer": 10, "snapshotter": 60, "health": 15, "registrar": 1}
+    assert {role: settings.timeout_for(role) for role in timeouts} == timeouts
+    workers = {"provisioner": 100, "attacher": 10, "resizer": 10, "snapshotter": 10, "health": 10}
+    assert {role: settings.workers_for(role) for role in workers} == workers
+    assert (settings.retry_interval_start_s, settings.retry_interval_max_s) == (1, 300)
+    assert (settings.monitor_interval_s, settings.list_volumes_interval_s, settings.probe_timeout_s) == (60, 300, 3)
+    assert (settings.capacity_poll_interval_s, settings.reconcile_sync_s) == (60, 60)
+    leases = (
+        settings.leader_election_lease_duration_s,
+        settings.leader_election_renew_deadline_s,
+        settings.leader_election_retry_period_s,
+    )
+    assert leases == (15, 10, 5)
+
+
+def test_liveness_listens_where_livenessprobe_does_unless_told_otherwise():
+    def port(*roles, **settings):
+        return Wanted(Settings(**settings), Surroundings(), frozenset(roles)).health_port
+
+    assert port(Role.LIVENESS) == 9808
+    assert port(Role.LIVENESS, health_port=9898) == 9898
+    assert port(Role.LIVENESS, http_endpoint=":8080") == 0
+    assert port(Role.PROVISIONER) == port() == 0
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10s", 10), ("1m30s", 90), ("500ms", 0.5), ("1h", 3600), ("0", 0)])
