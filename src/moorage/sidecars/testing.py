@@ -81,6 +81,7 @@ class ScriptedDriver:
         self.calls: list[tuple[str, Any]] = []
         self.topology: dict[str, str] = {}
         self.capacity_bytes = 1 << 40
+        self.publish_context = {"device": "/dev/x"}
         self.node_expansion = False
         self.makes_small_by = 0
         self.ready_after = 0
@@ -261,7 +262,7 @@ def _delete_volume(driver: ScriptedDriver, request: Any) -> Any:
 def _publish(driver: ScriptedDriver, request: Any) -> Any:
     _known(driver, request.volume_id)
     driver.backend.published.setdefault(request.volume_id, set()).add(request.node_id)
-    return pb.ControllerPublishVolumeResponse(publish_context={"device": "/dev/x"})
+    return pb.ControllerPublishVolumeResponse(publish_context=driver.publish_context)
 
 
 def _unpublish(driver: ScriptedDriver, request: Any) -> Any:

@@ -159,3 +159,35 @@ async def test_what_the_driver_lost_is_attached_again(lab):
 
     await lab.until(is_back)
     assert lab.driver.count("ControllerPublishVolume") == 2
+
+
+async def test_what_is_published_anew_has_the_new_metadata_only(lab):
+    lab.driver.publish_context = {"device": "/dev/x", "lun": "1"}
+    lab.start(Role.ATTACHER, reconcile_sync_s=0.1)
+    await make_volume(lab)
+    await lab.make_node("node-1")
+    await lab.attach("va", "v1")
+    await attached(lab)
+    lab.driver.publish_context = {"device": "/dev/y"}
+    lab.driver.backend.published["h1"].clear()
+
+    async def is_new():
+        return (await lab.attachment("va")).status.attachment_metadata == {"device": "/dev/y"}
+
+    await lab.until(is_new)
+
+
+async def test_a_volume_that_the_driver_no_longer_lists_is_told_in_the_status(lab):
+    lab.start(Role.ATTACHER, reconcile_sync_s=0.1)
+    await make_volume(lab)
+    await lab.make_node("node-1")
+    await lab.attach("va", "v1")
+    await attached(lab)
+    lab.driver.backend.volumes.clear()
+    lab.driver.backend.published.clear()
+
+    async def is_told():
+        error = (await lab.attachment("va")).status.attach_error
+        return error is not None and error.error_code == 5
+
+    await lab.until(is_told)

@@ -107,7 +107,9 @@ class AttachmentWorker:
         attachment = await self._mark(attachment, node_id)
         timeout_s = context.settings.timeout_for("attacher")
         answer = await context.driver.client.ControllerPublishVolume(request, timeout_s=timeout_s)
-        status = {"attached": True, "attachmentMetadata": dict(answer.publish_context) or None, "attachError": None}
+        stale = dict.fromkeys(attachment.status.attachment_metadata)  # a merge patch would keep them
+        metadata: dict[str, str | None] = {**stale, **answer.publish_context}
+        status = {"attached": True, "attachmentMetadata": metadata or None, "attachError": None}
         await self._status(attachment, status)
         log.info("volume attached", volume=request.volume_id, node=attachment.spec.node_name)
 

@@ -66,9 +66,8 @@ class Published:
     nodes_by_handle: dict[str, frozenset[str]]
 
     def disagrees(self, handle: str, node_id: str, is_attached: bool) -> bool:
-        """Whether the driver knows the volume and sees it otherwise than the attachment does."""
-        nodes = self.nodes_by_handle.get(handle)
-        return nodes is not None and (node_id in nodes) != is_attached
+        """Whether the driver sees it otherwise than the attachment; an unlisted volume is published nowhere."""
+        return (node_id in self.nodes_by_handle.get(handle, ())) != is_attached
 
     @classmethod
     def of(cls, entries: Iterable[tuple[str, Iterable[str]]]) -> "Published":
