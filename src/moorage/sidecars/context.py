@@ -60,7 +60,7 @@ class Context:
     informers: Informers
     metrics: Metrics
     api: ApiConfig
-    on_exhausted: list[Callable[[str], None]] = field(default_factory=list)  # told the class that found no room
+    on_failed_creation: list[Callable[[str], None]] = field(default_factory=list)  # told the class: its room may differ
 
     @property
     def claims(self) -> Informer[PersistentVolumeClaim]:

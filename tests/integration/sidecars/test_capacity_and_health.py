@@ -62,6 +62,18 @@ async def test_a_new_volume_is_seen_in_the_room_at_once(make_lab):
         await is_published(lab, {(None, "fast"): lab.driver.capacity_bytes})
 
 
+async def test_a_failed_creation_is_a_reason_to_look_at_the_room(make_lab):
+    async with make_lab(Abilities(plugin=("CONTROLLER_SERVICE",))) as lab:
+        await lab.make_class(volumeBindingMode="Immediate")
+        await lab.make_node("node-1")
+        lab.driver.fail("CreateVolume", "INTERNAL", times=1000)
+        lab.start(Role.CAPACITY, Role.PROVISIONER, capacity_for_immediate_binding=True, capacity_poll_interval_s=3600.0)
+        await is_published(lab, {(None, "fast"): lab.driver.capacity_bytes})
+        lab.driver.capacity_bytes = 1 << 20
+        await lab.make_claim("data")
+        await is_published(lab, {(None, "fast"): 1 << 20})
+
+
 async def test_a_sick_volume_and_its_recovery_are_told(lab):
     lab.start(Role.PROVISIONER, Role.HEALTH, list_volumes_interval_s=0.1)
     await lab.make_class()

@@ -141,7 +141,7 @@ class CapacityPublisher:
         context = self._context
         context.classes.subscribe(self._on_class)
         context.volumes.subscribe(self._on_volume)
-        context.on_exhausted.append(self._refresh_class)
+        context.on_failed_creation.append(self._refresh_class)
         self._objects.subscribe(self._on_object)
         if not context.settings.node_deployment:
             context.csi_nodes.subscribe(self._on_csi_node)

@@ -71,7 +71,10 @@ class ClaimWorker:
             if storage_class is None:
                 self.waiting.add(uid)
                 raise SidecarError(f"claim {claim.key}: class {class_name_of(claim)!r} does not exist")
-            wait_s = self._slow.left_s((uid, storage_class.uid)) or await self._ownership.wait_s(claim, storage_class)
+            if slow_s := self._slow.left_s((uid, storage_class.uid)):
+                self.waiting.add(uid)  # another class of that name may be feasible
+                return slow_s
+            wait_s = await self._ownership.wait_s(claim, storage_class)
             if wait_s is None or wait_s > 0:
                 return wait_s
             return await self._begin(claim, storage_class)
@@ -101,6 +104,8 @@ class ClaimWorker:
             return None
         except (ProvisionError, ApiError) as error:
             state = error.state if isinstance(error, ProvisionError) else State.NO_CHANGE
+            source = claim.spec.data_source or claim.spec.data_source_ref
+            self._context.metrics.provisioned.failed(storage_class.name, source.kind if source is not None else "")
             return await self._failed(uid, claim, storage_class.name, storage_class.uid, str(error), state)
         # From here on the claim may vanish: the attempt alone is enough to reach an end.
         self.attempts[uid] = attempt
@@ -117,6 +122,7 @@ class ClaimWorker:
             await self._save(attempt, made)
         except ProvisionError as error:
             about = self._claim(uid) or attempt.claim
+            self._context.metrics.provisioned.failed(attempt.class_name, attempt.source_kind)
             return await self._failed(uid, about, attempt.class_name, attempt.class_uid, str(error), error.state)
         finally:
             saying.cancel()
@@ -140,9 +146,8 @@ class ClaimWorker:
         try:
             response = await context.driver.client.CreateVolume(request, timeout_s=timeout_s)
         except CsiError as error:
-            if error.code == "RESOURCE_EXHAUSTED":
-                for tell in context.on_exhausted:
-                    tell(attempt.class_name)
+            for tell in context.on_failed_creation:
+                tell(attempt.class_name)
             state = state_after(error, context.driver.capabilities.has_topology, attempt.has_selected_node)
             if uid in self._uncertain and error.code in ("UNKNOWN", "INTERNAL"):
                 state = State.BACKGROUND  # says that this call failed, not that an earlier one made nothing
@@ -206,7 +211,6 @@ class ClaimWorker:
         self, uid: str, about: Any, class_name: str, class_uid: str, reason: str, state: State
     ) -> float | None:
         """Say what went wrong and what comes next, and arrange for it."""
-        self._context.metrics.provisioned.failed(class_name, "")
         message = f'failed to provision volume with StorageClass "{class_name}": {reason}'
         if state in (State.FINISHED, State.INFEASIBLE, State.RESCHEDULE):
             self._end(uid)
@@ -222,6 +226,7 @@ class ClaimWorker:
             note = f"the request cannot be met as it is; it is tried again in {_INFEASIBLE_S / 60:.0f} minutes"
             self._events.warning(about, "ProvisioningFailed", f"{message}; {note}")
             self._slow.add((uid, class_uid))
+            self.waiting.add(uid)
             return self._slow.left_s((uid, class_uid))
         else:
             note = "the volume may still appear, so it is asked for again" if state is State.BACKGROUND else "retried"
