@@ -89,7 +89,6 @@ async def test_an_infeasible_request_is_not_repeated_until_its_class_is_replaced
     assert lab.driver.count("CreateVolume") == 1
     await lab.client.delete(StorageClass, "fast")
     await lab.make_class()
-    await lab.client.patch(PersistentVolumeClaim, "data", {"metadata": {"labels": {"look": "again"}}}, "default")
     await lab.bound("data")
 
 
@@ -363,7 +362,8 @@ async def test_the_finalizer_follows_the_reclaim_policy(lab):
     assert len(lab.driver.backend.volumes) == 1
 
 
-async def test_an_attached_volume_is_not_deleted(lab):
+async def test_an_attached_volume_is_not_deleted_and_its_user_is_told_why(lab, monkeypatch):
+    monkeypatch.setattr("moorage.sidecars.provisioner.volumes._PATIENCE_S", 0.1)
     lab.start(Role.PROVISIONER)
     await lab.make_class()
     await lab.make_claim("data")
@@ -375,7 +375,12 @@ async def test_an_attached_volume_is_not_deleted(lab):
         return (await lab.client.get(PersistentVolume, claim.spec.volume_name)).status.phase == "Released"
 
     await lab.until(is_released)
-    await asyncio.sleep(0.3)
+
+    async def told():
+        return await lab.events("VolumeFailedDelete")
+
+    [event] = await lab.until(told)
+    assert "is still attached to node-1; it is deleted once it is detached" in event.message
     assert lab.driver.count("DeleteVolume") == 0
     await lab.client.delete(type(await lab.attachment("va")), "va")
     await lab.gone()

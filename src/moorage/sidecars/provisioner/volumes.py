@@ -24,6 +24,8 @@ from moorage.sidecars.secrets import read_secret
 
 log = get_logger(__name__)
 
+_PATIENCE_S = 10.0  # a detach that follows on a claim's deletion is normally over sooner
+
 
 class VolumeWorker:
     """Deletes volumes; `sync` is the work of the queue `volumes`, whose keys are names."""
@@ -32,10 +34,12 @@ class VolumeWorker:
         self._context = context
         self._events = events
         self._deleted: set[str] = set()  # UIDs of volumes that are gone, until the watch has told us so
+        self._held_since: dict[str, float] = {}  # by UID: volumes that are to go and are still attached
 
     def forget(self, volume: PersistentVolume) -> None:
         """The object is gone from the API too."""
         self._deleted.discard(volume.uid)
+        self._held_since.pop(volume.uid, None)
 
     def concerns(self, volume: PersistentVolume) -> bool:
         """Worth queueing: something is to be done about the volume as it is."""
@@ -91,7 +95,10 @@ class VolumeWorker:
         if self._context.driver.capabilities.attaches:
             nodes = [a.spec.node_name for a in self._context.attachments.at("volume", volume.name)]
             if nodes:
-                raise SidecarError(f"volume {volume.name} is still attached to {', '.join(sorted(nodes))}")
+                message = f"volume {volume.name} is still attached to {', '.join(sorted(nodes))}"
+                if time.monotonic() - self._held_since.setdefault(volume.uid, time.monotonic()) >= _PATIENCE_S:
+                    self._events.warning(volume, "VolumeFailedDelete", f"{message}; it is deleted once it is detached")
+                raise SidecarError(message)
         reference = volume.spec.claim_ref
         for claim in self._context.claims.at("uid", reference.uid) if reference is not None else []:
             if claim.spec.volume_name == volume.name:
