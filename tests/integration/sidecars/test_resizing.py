@@ -132,6 +132,11 @@ async def test_a_driver_that_expands_on_the_node_only_is_not_called(make_lab):
         await lab.until(is_pending)
         assert lab.driver.count("ControllerExpandVolume") == 0
 
+        async def told():
+            return await lab.events("Resizing") and await lab.events("FileSystemResizeRequired")
+
+        await lab.until(told)
+
 
 async def classes(lab, *names):
     for name in names:

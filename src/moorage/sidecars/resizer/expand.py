@@ -102,7 +102,9 @@ class ExpandWorker:
     async def _expand(self, claim: PersistentVolumeClaim, volume: PersistentVolume, size: int) -> tuple[int, bool]:
         """The size that the volume has now, and whether its node must act."""
         context = self._context
+        begins = f"expanding volume {volume.name} to {bytes_text(size)}"
         if not context.driver.capabilities.controller("EXPAND_VOLUME"):
+            self._events.normal(claim, "Resizing", begins)
             return size, True
         await self._check_offline(claim)
         csi = volume.spec.csi
@@ -114,7 +116,7 @@ class ExpandWorker:
             secrets=await read_secret(context.client, csi.controller_expand_secret_ref),
             volume_capability=capability_of(volume.spec, context.settings.default_fstype, can.single_node_multi_writer),
         )
-        self._events.normal(claim, "Resizing", f"expanding volume {volume.name} to {bytes_text(size)}")
+        self._events.normal(claim, "Resizing", begins)
         try:
             timeout_s = context.settings.timeout_for("resizer")
             answer = await context.driver.client.ControllerExpandVolume(request, timeout_s=timeout_s)
