@@ -281,7 +281,9 @@ def _list_volumes(driver: ScriptedDriver, request: Any) -> Any:
         )
         nodes = sorted(backend.published.get(volume.volume_id, ()))
         entries.append(entry(volume=volume, status=status(published_node_ids=nodes, volume_condition=condition)))
-    return pb.ListVolumesResponse(entries=entries)
+    start = int(request.starting_token or 0)
+    end = start + (request.max_entries or len(entries))
+    return pb.ListVolumesResponse(entries=entries[start:end], next_token=str(end) if end < len(entries) else "")
 
 
 def _get_volume(driver: ScriptedDriver, request: Any) -> Any:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from moorage.kube.objects import PersistentVolume, VolumeAttachment
+from moorage.csi import csi_pb2 as pb
+from moorage.kube.objects import PersistentVolume, Secret, VolumeAttachment
 from moorage.sidecars.roles import Role
 from moorage.sidecars.testing import Abilities
 
@@ -12,8 +13,6 @@ CODES = ["INTERNAL", "NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_
 
 async def make_volume(lab, name="v1"):
     """A volume that was made by hand, with its counterpart in the back end."""
-    from moorage.csi import csi_pb2 as pb
-
     lab.driver.backend.volumes["h1"] = pb.Volume(volume_id="h1", capacity_bytes=1 << 30)
     spec = {
         "capacity": {"storage": "1Gi"},
@@ -146,8 +145,11 @@ async def test_without_attach_support_attachments_are_marked_attached(make_lab):
         assert lab.driver.count("ControllerPublishVolume") == 0
 
 
-async def test_what_the_driver_lost_is_attached_again(lab):
-    lab.start(Role.ATTACHER, reconcile_sync_s=0.1)
+@pytest.mark.parametrize("page", [0, 1])
+async def test_what_the_driver_lost_is_attached_again(lab, page):
+    for number in range(3):
+        lab.driver.backend.volumes[f"other-{number}"] = pb.Volume(volume_id=f"other-{number}")
+    lab.start(Role.ATTACHER, reconcile_sync_s=0.1, max_entries=page)
     await make_volume(lab)
     await lab.make_node("node-1")
     await lab.attach("va", "v1")
@@ -191,3 +193,38 @@ async def test_a_volume_that_the_driver_no_longer_lists_is_told_in_the_status(la
         return error is not None and error.error_code == 5
 
     await lab.until(is_told)
+
+
+@pytest.mark.parametrize("can_read_only", [True, False])
+async def test_a_volume_is_published_with_its_secret_and_only_as_read_only_as_the_driver_can(make_lab, can_read_only):
+    rpcs = ("PUBLISH_UNPUBLISH_VOLUME", *(("PUBLISH_READONLY",) if can_read_only else ()))
+    async with make_lab(Abilities(rpcs=rpcs)) as lab:
+        lab.driver.backend.volumes["h1"] = pb.Volume(volume_id="h1", capacity_bytes=1 << 30)
+        body = {"metadata": {"name": "key", "namespace": "default"}, "data": {"token": "c2VjcmV0"}}
+        await lab.client.create(Secret, body, "default")
+        await lab.make_node("node-1")
+        lab.start(Role.ATTACHER, default_fstype="xfs")
+        csi = {
+            "driver": lab.driver.name,
+            "volumeHandle": "h1",
+            "readOnly": True,
+            "controllerPublishSecretRef": {"name": "key", "namespace": "default"},
+        }
+        modes = ["ReadWriteOnce", "ReadWriteMany"]
+        spec = {"csi": csi, "accessModes": modes, "capacity": {"storage": "1Gi"}}
+        await lab.client.create(PersistentVolume, {"metadata": {"name": "v1"}, "spec": spec})
+        await lab.attach("va", "v1")
+        await attached(lab)
+        [request] = lab.driver.requests("ControllerPublishVolume")
+        assert (request.readonly, dict(request.secrets)) == (can_read_only, {"token": "secret"})
+        assert request.volume_capability.mount.fs_type == "xfs"
+        mode = pb.VolumeCapability.AccessMode.Mode.MULTI_NODE_MULTI_WRITER
+        assert request.volume_capability.access_mode.mode == mode
+        await lab.client.delete(VolumeAttachment, "va")
+
+        async def is_gone():
+            return await lab.attachment("va") is None
+
+        await lab.until(is_gone)
+        [request] = lab.driver.requests("ControllerUnpublishVolume")
+        assert dict(request.secrets) == {"token": "secret"}

@@ -38,7 +38,11 @@ async def test_each_place_and_class_has_one_object_with_the_present_room(make_la
         await lab.make_node("node-3", keys=("zone",), zone="b")
         await is_published(lab, {("a", "fast"): size, ("b", "fast"): size})
         [first, *_] = (await lab.client.list(CSIStorageCapacity, "default")).items
-        assert first.labels["csi.storage.k8s.io/managed-by"] == "external-provisioner"
+        assert first.labels == {
+            "csi.storage.k8s.io/drivername": lab.driver.name,
+            "csi.storage.k8s.io/managed-by": "external-provisioner",
+        }
+        assert first.name.startswith("csisc-")
         await lab.client.delete(CSIStorageCapacity, first.name, "default")
 
         async def has_both():

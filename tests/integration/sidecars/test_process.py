@@ -157,7 +157,10 @@ async def test_endpoints_tell_health_and_metrics(lab):
             assert answer.status == 500
     labels = f'driver_name="{lab.driver.name}",grpc_status_code="OK",method_name="/csi.v1.Controller/CreateVolume"'
     assert f"csi_sidecar_operations_seconds_count{{{labels}}} 1.0" in page
-    assert 'workqueue_adds_total{name="claims"}' in page
+    assert 'controller_persistentvolumeclaim_provision_total{class="fast",source=""} 1.0' in page
+    assert "controller_persistentvolumeclaim_provision_duration_seconds_bucket" in page
+    for queue in ("claims", "volumes"):
+        assert f'workqueue_adds_total{{name="{queue}"}}' in page
     assert "process_start_time_seconds" in page
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttributesClass
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, Secret, VolumeAttributesClass
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars.roles import Role
 from moorage.sidecars.testing import Abilities
@@ -214,3 +214,65 @@ async def test_a_class_of_another_driver_is_refused_in_the_claim_until_it_names_
     await choose(lab, "gold")
     claim = await is_of(lab, "gold")
     assert [c for c in claim.status.conditions if c.type.startswith("Modify")] == []
+
+
+async def test_a_change_of_class_is_told_with_names_and_secrets_for_the_driver(lab):
+    lab.start(Role.PROVISIONER, Role.RESIZER, extra_modify_metadata=True)
+    for name, data in (("change", "bW9kaWZ5"), ("grow", "ZXhwYW5k")):
+        body = {"metadata": {"name": name, "namespace": "default"}, "data": {"token": data}}
+        await lab.client.create(Secret, body, "default")
+    prefix = "csi.storage.k8s.io/controller"
+    expand = {f"{prefix}-expand-secret-name": "grow", f"{prefix}-expand-secret-namespace": "default"}
+    modify = {f"{prefix}-modify-secret-name": "change", f"{prefix}-modify-secret-namespace": "default"}
+    await lab.make_class(parameters=expand | modify)
+    await lab.make_claim("data")
+    claim = await lab.bound("data")
+    volume = await lab.client.get(PersistentVolume, claim.spec.volume_name)
+    assert volume.annotations["volume.kubernetes.io/controller-modify-secret-name"] == "change"
+    assert volume.spec.csi.controller_expand_secret_ref.name == "grow"
+    await classes(lab, "gold", "silver")
+    await choose(lab, "gold")
+    await is_of(lab, "gold")
+    patch = {"metadata": {"annotations": {"volume.kubernetes.io/controller-modify-secret-name": None}}}
+    await lab.client.patch(PersistentVolume, volume.name, patch)
+    await choose(lab, "silver")
+    await is_of(lab, "silver")
+    first, second = lab.driver.requests("ControllerModifyVolume")
+    assert dict(first.mutable_parameters) == {
+        "tier": "gold",
+        "csi.storage.k8s.io/pvc/name": "data",
+        "csi.storage.k8s.io/pvc/namespace": "default",
+        "csi.storage.k8s.io/pv/name": volume.name,
+    }
+    assert (dict(first.secrets), dict(second.secrets)) == ({"token": "modify"}, {"token": "expand"})
+
+    async def told():
+        return await lab.events("VolumeModify") and len(await lab.events("VolumeModifySuccessful")) == 2
+
+    await lab.until(told)
+
+
+async def test_a_change_that_waits_can_be_taken_back(lab):
+    lab.start(Role.PROVISIONER, Role.RESIZER)
+    await lab.make_class()
+    await lab.make_claim("data")
+    await lab.bound("data")
+    await choose(lab, "absent")
+
+    async def is_waiting():
+        status = (await lab.claim("data")).status.modify_volume_status
+        return status is not None and status.status == "Pending"
+
+    await lab.until(is_waiting)
+    await choose(lab, None)
+
+    async def is_canceled():
+        return (await lab.claim("data")).status.modify_volume_status is None
+
+    await lab.until(is_canceled)
+
+    async def told():
+        return await lab.events("VolumeModifyCanceled")
+
+    await lab.until(told)
+    assert lab.driver.count("ControllerModifyVolume") == 0

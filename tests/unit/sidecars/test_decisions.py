@@ -11,23 +11,31 @@ from moorage.kube.objects import (
     CSIDriver,
     ObjectReference,
     PersistentVolume,
+    PersistentVolumeClaim,
     SecretReference,
     StorageClass,
     VolumeAttachment,
     VolumeSpec,
     VolumeStatus,
 )
-from moorage.kube.objects.core import CsiVolumeSource
+from moorage.kube.objects.core import ClaimSpec, CsiVolumeSource
 from moorage.kube.objects.meta import Meta
-from moorage.kube.objects.storage import AttachmentStatus, CsiDriverSpec, VolumeError
+from moorage.kube.objects.storage import AttachmentSource, AttachmentSpec, AttachmentStatus, CsiDriverSpec, VolumeError
 from moorage.sidecars import flags
-from moorage.sidecars.attacher.decide import is_worth_a_look
+from moorage.sidecars.attacher.decide import is_worth_a_look, releases_volume, source_spec
 from moorage.sidecars.capacity.segments import fnv1a_32, items_of, managed_by
 from moorage.sidecars.driver import Capabilities
-from moorage.sidecars.errors import State
+from moorage.sidecars.errors import SidecarError, State
 from moorage.sidecars.leases import lease_name
 from moorage.sidecars.provisioner.attempt import Attempt, from_text, to_text
-from moorage.sidecars.provisioner.decide import finalizer_wanted, should_delete, state_after, volume_name
+from moorage.sidecars.provisioner.decide import (
+    finalizer_wanted,
+    is_candidate,
+    should_delete,
+    state_after,
+    volume_name,
+    why_not_provision,
+)
 from moorage.sidecars.provisioner.ownership import rank_of
 from moorage.sidecars.provisioner.parameters import fs_type_of
 from moorage.sidecars.resizer.target import Sizes, target_bytes
@@ -36,6 +44,7 @@ from moorage.sidecars.run import Wanted
 from moorage.sidecars.settings import Settings, Surroundings, duration_s
 from moorage.sidecars.slow import SlowSet
 
+PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
 
 
@@ -129,6 +138,51 @@ def test_a_volume_is_deleted_when_it_is_released_and_ours(found, expected):
 )
 def test_the_finalizer_goes_with_the_policy(found, expected):
     assert finalizer_wanted(found, "d") is expected
+
+
+def test_a_migrated_object_is_ours_when_its_annotation_names_us():
+    migrated = {"pv.kubernetes.io/migrated-to": "d"}
+    claim = PersistentVolumeClaim(metadata=Meta(annotations=migrated | {PROVISIONER: "kubernetes.io/in-tree"}))
+    in_tree = StorageClass(provisioner="kubernetes.io/in-tree")
+    assert is_candidate(claim, "d")
+    assert why_not_provision(claim, in_tree, "d") == ""
+    assert not is_candidate(claim, "other")
+    finalizers = ["external-attacher/d"]
+    taken = PersistentVolume(metadata=Meta(finalizers=finalizers, annotations=migrated))
+    assert not releases_volume(taken, "d")
+    assert releases_volume(PersistentVolume(metadata=Meta(finalizers=finalizers)), "d")
+
+
+def test_an_attachment_names_a_volume_or_holds_its_spec():
+    spec = VolumeSpec(csi=CsiVolumeSource(driver="d", volume_handle="h"))
+    volume = PersistentVolume(metadata=Meta(name="v"), spec=spec)
+
+    def attachment(**source):
+        return VolumeAttachment(spec=AttachmentSpec(source=AttachmentSource(**source)))
+
+    assert source_spec(attachment(inline_volume_spec=spec), None) is spec
+    assert source_spec(attachment(persistent_volume_name="v"), volume) is spec
+    for wrong, why in (
+        (attachment(persistent_volume_name="v", inline_volume_spec=spec), "both"),
+        (attachment(), "names no volume"),
+        (attachment(persistent_volume_name="gone"), "does not exist"),
+        (attachment(inline_volume_spec=VolumeSpec()), "not for a CSI volume"),
+    ):
+        with pytest.raises(SidecarError, match=why):
+            source_spec(wrong, None)
+
+
+def test_a_claim_is_left_alone_until_it_is_ours_to_provision():
+    ours = Meta(annotations={PROVISIONER: "d"})
+    late = StorageClass(provisioner="d", volume_binding_mode="WaitForFirstConsumer")
+    assert "first consumer" in why_not_provision(PersistentVolumeClaim(metadata=ours), late, "d")
+    beta = Meta(annotations={"volume.beta.kubernetes.io/storage-provisioner": "d"})
+    assert why_not_provision(PersistentVolumeClaim(metadata=beta), StorageClass(provisioner="d"), "d") == ""
+    assert "another provisioner" in why_not_provision(
+        PersistentVolumeClaim(metadata=ours), StorageClass(provisioner="e"), "d"
+    )
+    bound = PersistentVolumeClaim(metadata=ours, spec=ClaimSpec(volume_name="v"))
+    assert why_not_provision(bound, StorageClass(provisioner="d"), "d") != ""
 
 
 def test_names_of_volumes_and_leases_are_the_official_ones():
