@@ -42,10 +42,14 @@ class HealthMonitor:
     async def run(self) -> None:
         """Look at the volumes again and again until cancelled."""
         context, settings = self._context, self._context.settings
+        if not context.driver.capabilities.reports_health and not settings.enable_node_watcher:
+            log.warning("the driver reports no health; the role waits for one that does", driver=context.driver.name)
+            await asyncio.Event().wait()
         await synced(context.volumes)
         await self._recall()
         async with self._events, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_forever(), name="volume-health")
+            if context.driver.capabilities.reports_health:
+                tasks.create_task(self._look_forever(), name="volume-health")
             if settings.enable_node_watcher:
                 tasks.create_task(self._watch_nodes_forever(), name="node-health")
 

@@ -101,6 +101,28 @@ async def test_a_sick_volume_and_its_recovery_are_told(lab):
     await lab.until(is_well)
 
 
+async def test_roles_that_the_driver_cannot_serve_ask_nothing_of_it_until_it_can(make_lab):
+    async with make_lab(Abilities(rpcs=("CREATE_DELETE_VOLUME",))) as lab:
+        await lab.make_class(volumeBindingMode="Immediate")
+        await lab.make_node("node-1")
+        more = {"capacity_for_immediate_binding": True, "monitor_interval_s": 0.02, "list_volumes_interval_s": 0.02}
+        lab.start(Role.PROVISIONER, Role.HEALTH, Role.CAPACITY, **more, **FAST)
+        await lab.make_claim("data")
+        claim = await lab.bound("data")
+        asked = {name for name, _ in lab.driver.calls}
+        assert asked.isdisjoint({"GetCapacity", "ListVolumes", "ControllerGetVolume"})
+        lab.driver.abilities = Abilities(plugin=("CONTROLLER_SERVICE",))
+        volume = await lab.client.get(PersistentVolume, claim.spec.volume_name)
+        lab.driver.backend.abnormal[volume.spec.csi.volume_handle] = "disk on fire"
+        await lab.driver.restart()
+        await is_published(lab, {(None, "fast"): lab.driver.capacity_bytes - (1 << 30)})
+
+        async def is_told():
+            return await lab.events("VolumeConditionAbnormal")
+
+        await lab.until(is_told)
+
+
 async def make_pod(lab, name, **body):
     metadata = {"name": name, "namespace": "default", **body.pop("metadata", {})}
     spec = {"containers": [{"name": "c", "image": "host"}], **body}

@@ -16,6 +16,7 @@ from moorage.kube.objects import (
     VolumeSnapshotClass,
     VolumeSnapshotContent,
 )
+from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.registrar import Registrar, RegistrationRefused
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import Wanted, run
@@ -131,6 +132,25 @@ async def test_registration_tells_the_kubelet_where_the_driver_is(tmp_path):
         await serving
     assert not registrar.socket.exists()
     assert (await registrar.check())[0] == 404
+
+
+async def test_only_a_dead_predecessors_socket_is_taken_away(tmp_path):
+    registrar = Registrar("d.example", "/kubelet/csi.sock", str(tmp_path))
+    registrar.socket.write_text("somebody's notes")
+    with pytest.raises(SidecarError, match="is not a socket"):
+        await registrar.run()
+    assert registrar.socket.read_text() == "somebody's notes"
+    registrar.socket.unlink()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(registrar.socket))
+    serving = asyncio.create_task(registrar.run())
+    async with CsiClient(f"unix://{registrar.socket}", timeout_s=5) as kubelet:
+        await kubelet.wait_connected(10)
+        assert (await kubelet.registration_info()).name == "d.example"
+    assert registrar.socket.stat().st_mode & 0o077 == 0
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert not registrar.socket.exists()
 
 
 def free_port():

@@ -58,6 +58,9 @@ class CapacityPublisher:
     async def run(self) -> None:
         """Publish until cancelled."""
         context, settings = self._context, self._context.settings
+        if not context.driver.capabilities.controller("GET_CAPACITY"):
+            log.warning("the driver lacks GET_CAPACITY; the role waits for one that has it", driver=context.driver.name)
+            await asyncio.Event().wait()
         self._owner = await self._find_owner()
         await synced(context.classes, context.volumes, self._objects)
         if not settings.node_deployment:
