@@ -19,6 +19,7 @@ from moorage.kube.client import Client, WatchEvent
 from moorage.kube.errors import ApiError, Gone, Unavailable
 from moorage.kube.objects.meta import KubeObject, version_number
 from moorage.kube.selectors import LabelMatch
+from moorage.kube.sharing import shared
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -162,7 +163,7 @@ class Informer(Generic[T]):
                 return
         if self._must_list:
             found = await self._client.list(self.kind, **self._scope)
-            self._replace({obj.key: obj for obj in found.items}, version_number(found.resource_version))
+            self._replace({obj.key: shared(obj) for obj in found.items}, version_number(found.resource_version))
         await self._watch()
 
     async def _watch_from_list(self) -> None:
@@ -300,7 +301,7 @@ class Informer(Generic[T]):
 
 def _collect(fresh: dict[str, T], event: WatchEvent[T]) -> None:
     if event.type in ("ADDED", "MODIFIED"):
-        fresh[event.object.key] = event.object
+        fresh[event.object.key] = shared(event.object)
     elif event.type == "DELETED":
         fresh.pop(event.object.key, None)
 
