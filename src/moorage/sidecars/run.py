@@ -5,6 +5,7 @@ Start reading at: `run`.
 """
 
 import asyncio
+import functools
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -33,6 +34,7 @@ from moorage.sidecars.resizer.run import Resizer
 from moorage.sidecars.roles import Role, needs_api, roles_for
 from moorage.sidecars.settings import Settings, Surroundings, pairs_from
 from moorage.sidecars.snapshotter.run import Snapshotter
+from moorage.sidecars.standing import Standing
 
 log = get_logger(__name__)
 
@@ -83,6 +85,7 @@ class _Process:
         self._driver = Driver(self._settings.csi_address, self._metrics.observe_call)
         self._electors: dict[str, Elector] = {}
         self._checks: dict[str, http.Check] = {}
+        self._standing = Standing()
         self._context: Context | None = None
         self._parts: dict[Role, Part] = {}
         self._parts_of = ""
@@ -94,6 +97,7 @@ class _Process:
             while True:
                 await self._driver.meet()
                 await self._run_until_lost(stack)
+                self._standing.expect_nothing()
                 log.warning("connection to the driver is lost; waiting for it", driver=self._driver.name)
 
     async def _run_until_lost(self, stack: AsyncExitStack) -> None:
@@ -112,6 +116,7 @@ class _Process:
         roles = await self._roles(stack)
         log.info("running", driver=self._driver.name, roles=",".join(sorted(roles)))
         roles -= {Role.REGISTRAR, Role.LIVENESS}
+        self._standing.expect(roles)
         groups = _sharing_leases(roles) if self._settings.leader_election else [(role,) for role in sorted(roles)]
         if groups:
             await _first_of([asyncio.create_task(self._keep_running(group), name=group[0]) for group in groups])
@@ -126,6 +131,7 @@ class _Process:
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings, checks = self._settings, {"/healthz": self._healthy, "/healthz/leader-election": self._leading_well}
+        checks |= {f"/healthz/{role}": functools.partial(self._role_healthy, role) for role in Role}
         if Role.LIVENESS in self._wanted.roles or not self._wanted.roles:
             self._checks["driver"] = LivenessProbe(settings.csi_address, settings.probe_timeout_s).check
         if self._registers:
@@ -177,7 +183,9 @@ class _Process:
             try:
                 await self._run_group(group)
             except Exception as error:  # one role's mistake must not take the others down
-                self._report(role, _first_cause(error))
+                cause = _first_cause(error)
+                self._report(role, cause)
+                self._standing.note(group, "" if isinstance(cause, LeadershipLost) else str(cause) or repr(cause))
             if asyncio.get_running_loop().time() - started > _RESTART_MAX_S:
                 pause_s = _RESTART_START_S
             await asyncio.sleep(pause_s)
@@ -198,6 +206,7 @@ class _Process:
 
     async def _run_group(self, group: tuple[Role, ...]) -> None:
         async def work() -> None:
+            self._standing.note(group)
             async with asyncio.TaskGroup() as tasks:
                 for role in group:
                     tasks.create_task(self._part(role).run(), name=role)
@@ -244,6 +253,16 @@ class _Process:
 
     async def _healthy(self) -> tuple[int, str]:
         return await http.all_healthy(self._checks)
+
+    async def _role_healthy(self, role: Role) -> tuple[int, str]:
+        own = {Role.LIVENESS: "driver", Role.REGISTRAR: "registration"}.get(role)
+        if own is not None:
+            check = self._checks.get(own)
+            return await check() if check is not None else (404, f"role {role} is not run here")
+        elector = self._electors.get(lease_name(role, self._driver.name))
+        if elector is not None and not elector.is_healthy():
+            return 500, "the lease was not renewed in time"
+        return self._standing.check(role)
 
     async def _leading_well(self) -> tuple[int, str]:
         late = [name for name, elector in self._electors.items() if not elector.is_healthy()]

@@ -184,6 +184,31 @@ async def test_endpoints_tell_health_and_metrics(lab):
     assert "process_start_time_seconds" in page
 
 
+async def test_each_role_has_its_own_health(lab):
+    port = free_port()
+    lab.start(Role.PROVISIONER, Role.CAPACITY, Role.LIVENESS, pod="absent", http_endpoint=f"127.0.0.1:{port}")
+    await lab.make_class()
+    await lab.make_claim("data")
+    await lab.bound("data")
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+
+        async def says(role, status, words):
+            async def check():
+                async with session.get(f"/healthz/{role}") as answer:
+                    return answer.status == status and words in await answer.text()
+
+            await lab.until(check)
+
+        await says("provisioner", 200, "ok")
+        await says("capacity", 500, '"absent" not found')
+        await says("attacher", 404, "not run here")
+        await says("liveness", 200, "ok")
+        await says("registrar", 404, "not run here")
+        await lab.driver.stop()
+        await says("liveness", 500, "does not answer")
+        await says("provisioner", 500, "the driver has not said what it can do")
+
+
 async def test_with_node_deployment_each_node_handles_its_own_claims_only(make_lab):
     async with make_lab(LOCAL) as lab:
         lab.driver.topology = {"zone": "a"}
