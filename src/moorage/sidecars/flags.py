@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moorage.errors import UsageError
-from moorage.sidecars.settings import Settings, duration_s
+from moorage.sidecars.settings import Settings, duration_s, duration_text
 
 # Accepted so that an official sidecar's arguments can stay, and without meaning here; the second kind takes a value.
 _IGNORED_SWITCHES = frozenset(
@@ -80,7 +80,7 @@ def help_text() -> str:
     lines = []
     for flag in all_flags():
         names = ", ".join(f"--{name}" for name in flag.names)
-        default = _go_duration(flag.default) if flag.kind == "duration" and flag.default is not None else flag.default
+        default = duration_text(flag.default) if flag.kind == "duration" and flag.default is not None else flag.default
         shown = (
             f" (default {str(default).lower() if flag.kind == 'bool' else default})"
             if default not in ("", None)
@@ -122,8 +122,3 @@ def _read(flag: Flag, name: str, text: str) -> Any:
     except (ValueError, UsageError) as error:
         raise UsageError(f"--{name}: {error}") from None
     raise UsageError(f"--{name}: {text!r} is neither true nor false")
-
-
-def _go_duration(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes:.0f}m" if minutes and not rest else f"{seconds:g}s"

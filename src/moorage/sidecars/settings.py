@@ -33,6 +33,12 @@ def duration_s(text: str) -> float:
     return sum(float(n) * _UNITS[u] for n, u in re.findall(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", text))
 
 
+def duration_text(seconds: float) -> str:
+    """Seconds as Go's flags are written, and as a user reads them: `5m`, `1.5s`."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f}m" if minutes and not rest else f"{seconds:g}s"
+
+
 def pairs_from(text: str, between: str) -> dict[str, str]:
     """`a:b,c:d` (or `a=b,c=d`) as a dictionary."""
     pairs = {}
@@ -141,6 +147,12 @@ class Settings:
         """A feature gate as given, or its default."""
         value = pairs_from(self.feature_gates, "=").get(name)
         return default if value is None else value.lower() in ("true", "1", "t")
+
+    @property
+    def retry_words(self) -> str:
+        """For the user: what follows on a failure, and when. The same each time, so that equal events are counted."""
+        start, longest = duration_text(self.retry_interval_start_s), duration_text(self.retry_interval_max_s)
+        return f"retried with growing pauses of {start} to {longest}"
 
     @property
     def endpoint(self) -> str:

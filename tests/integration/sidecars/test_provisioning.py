@@ -70,6 +70,7 @@ async def test_any_failure_of_create_is_told_and_tried_again(lab, code):
     }
     [event] = await lab.events("ProvisioningFailed")
     assert code in event.message
+    assert event.message.endswith("retried with growing pauses of 0.05s to 0.4s")
     assert event.type == "Warning"
     await lab.nothing_left()
 

@@ -229,8 +229,9 @@ class ClaimWorker:
             self.waiting.add(uid)
             return self._slow.left_s((uid, class_uid))
         else:
-            note = "the volume may still appear, so it is asked for again" if state is State.BACKGROUND else "retried"
-            self._events.warning(about, "ProvisioningFailed", f"{message}; {note} with growing pauses")
+            note = "the volume may still appear, so it is " if state is State.BACKGROUND else ""
+            note += self._context.settings.retry_words
+            self._events.warning(about, "ProvisioningFailed", f"{message}; {note}")
         log.warning("provisioning failed", claim=uid, state=state.value, reason=reason)
         raise ProvisionError(message, state)
 

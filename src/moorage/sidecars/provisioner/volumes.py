@@ -80,7 +80,8 @@ class VolumeWorker:
             await self._context.driver.client.DeleteVolume(request, timeout_s=timeout_s)
         except CsiError as error:
             self._context.metrics.deleted.failed(volume.spec.storage_class_name)
-            message = f"volume {csi.volume_handle} could not be deleted: {error}; retried with growing pauses"
+            follows = self._context.settings.retry_words
+            message = f"volume {csi.volume_handle} could not be deleted: {error}; {follows}"
             self._events.warning(volume, "VolumeFailedDelete", message)
             log.warning("deletion failed", volume=volume.name, reason=str(error))
             raise

@@ -23,6 +23,7 @@ from moorage.sidecars.resizer import target
 from moorage.sidecars.resizer.pair import bound_pair
 from moorage.sidecars.resizer.target import Sizes
 from moorage.sidecars.secrets import read_secret
+from moorage.sidecars.settings import duration_text
 from moorage.sidecars.slow import SlowSet
 from moorage.sidecars.volume_capability import capability_of
 
@@ -142,13 +143,15 @@ class ExpandWorker:
         if error.code == "FAILED_PRECONDITION":
             self._in_use.add(key)
         status: dict[str, Any] = {}
-        note = "retried with growing pauses"
+        settings = self._context.settings
+        note = settings.retry_words
         if error.is_final:
             self._final_errors.add(key)
             status["conditions"] = [target.condition(target.CONTROLLER_ERROR, _now(), str(error))]
             if error.is_infeasible:
                 status["allocatedResourceStatuses"] = {"storage": target.CONTROLLER_INFEASIBLE}
-                note = "the driver cannot make it so large; ask for less, or wait for the next try"
+                pause = duration_text(settings.retry_interval_max_s)
+                note = f"the driver cannot make it so large; ask for less, or it is tried again every {pause}"
             else:
                 self._slow.discard(key)
         else:

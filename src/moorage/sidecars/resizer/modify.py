@@ -24,6 +24,7 @@ from moorage.sidecars.provisioner.parameters import metadata_parameters
 from moorage.sidecars.resizer.pair import bound_pair
 from moorage.sidecars.resizer.target import condition, without
 from moorage.sidecars.secrets import read_secret
+from moorage.sidecars.settings import duration_text
 from moorage.sidecars.slow import SlowSet
 
 log = get_logger(__name__)
@@ -155,9 +156,10 @@ class ModifyWorker:
             if error.code == "INVALID_ARGUMENT":
                 state = "Infeasible"
                 self._slow.add(key)
-        self._events.warning(
-            claim, "VolumeModifyFailed", f"VolumeAttributesClass {name} could not be applied: {error}; retried"
-        )
+        settings, message = self._context.settings, f"VolumeAttributesClass {name} could not be applied: {error}"
+        pause = duration_text(settings.retry_interval_max_s)
+        follows = f"name another class, or it is tried again every {pause}" if state == "Infeasible" else ""
+        self._events.warning(claim, "VolumeModifyFailed", f"{message}; {follows or settings.retry_words}")
         await self._note_failure(claim, name, str(error), code_name(error.code), state)
 
     async def _refuse(self, claim: PersistentVolumeClaim, wanted: VolumeAttributesClass) -> NoReturn:
