@@ -195,8 +195,11 @@ async def test_a_volume_that_the_driver_no_longer_lists_is_told_in_the_status(la
     await lab.until(is_told)
 
 
+@pytest.mark.parametrize("is_inline", [True, False])
 @pytest.mark.parametrize("can_read_only", [True, False])
-async def test_a_volume_is_published_with_its_secret_and_only_as_read_only_as_the_driver_can(make_lab, can_read_only):
+async def test_a_volume_is_published_with_its_secret_and_only_as_read_only_as_the_driver_can(
+    make_lab, can_read_only, is_inline
+):
     rpcs = ("PUBLISH_UNPUBLISH_VOLUME", *(("PUBLISH_READONLY",) if can_read_only else ()))
     async with make_lab(Abilities(rpcs=rpcs)) as lab:
         lab.driver.backend.volumes["h1"] = pb.Volume(volume_id="h1", capacity_bytes=1 << 30)
@@ -212,8 +215,13 @@ async def test_a_volume_is_published_with_its_secret_and_only_as_read_only_as_th
         }
         modes = ["ReadWriteOnce", "ReadWriteMany"]
         spec = {"csi": csi, "accessModes": modes, "capacity": {"storage": "1Gi"}}
-        await lab.client.create(PersistentVolume, {"metadata": {"name": "v1"}, "spec": spec})
-        await lab.attach("va", "v1")
+        if is_inline:
+            source = {"inlineVolumeSpec": spec}
+            body = {"attacher": lab.driver.name, "nodeName": "node-1", "source": source}
+            await lab.client.create(VolumeAttachment, {"metadata": {"name": "va"}, "spec": body})
+        else:
+            await lab.client.create(PersistentVolume, {"metadata": {"name": "v1"}, "spec": spec})
+            await lab.attach("va", "v1")
         await attached(lab)
         [request] = lab.driver.requests("ControllerPublishVolume")
         assert (request.readonly, dict(request.secrets)) == (can_read_only, {"token": "secret"})
