@@ -199,6 +199,10 @@ async def test_each_role_has_its_own_health(lab):
 
             await lab.until(check)
 
+        async with session.get("/metrics") as answer:
+            page = await answer.text()
+        for gauge in ("desired_goal", "desired_current", "obsolete"):
+            assert f"csistoragecapacities_{gauge} 0.0" in page
         await says("provisioner", 200, "ok")
         await says("capacity", 500, '"absent" not found')
         await says("attacher", 404, "not run here")

@@ -263,6 +263,39 @@ async def test_secrets_and_metadata_reach_the_driver_and_the_volume_names_them(l
     assert dict(deletion.secrets) == {"token": "secret"}
 
 
+DELETION_SECRET = "volume.kubernetes.io/provisioner-deletion-secret"
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        (None, {"token": "secret"}),  # none written: as the class says for the claim that was
+        ("", {}),  # written and empty: made without a secret, whatever the class says by now
+        ("absent", {}),  # cannot be read: the driver says whether it needed it
+    ],
+)
+async def test_the_secret_for_a_deletion_is_the_one_written_down(lab, name, sent):
+    body = {"metadata": {"name": "key-data", "namespace": "default"}, "data": {"token": "c2VjcmV0"}}
+    await lab.client.create(Secret, body, "default")
+    prefix = "csi.storage.k8s.io/provisioner-secret"
+    await lab.make_class(parameters={f"{prefix}-name": "key-${pvc.name}", f"{prefix}-namespace": "${pvc.namespace}"})
+    written = {f"{DELETION_SECRET}-name": name, f"{DELETION_SECRET}-namespace": name} if name is not None else {}
+    reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": "data", "uid": "gone"}
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "fast",
+        "persistentVolumeReclaimPolicy": "Delete",
+        "csi": {"driver": lab.driver.name, "volumeHandle": "h1"},
+        "claimRef": reference,
+    }
+    await lab.client.create(PersistentVolume, {"metadata": {"name": "v1", "annotations": written}, "spec": spec})
+    lab.start(Role.PROVISIONER)
+    await lab.gone()
+    [request] = lab.driver.requests("DeleteVolume")
+    assert dict(request.secrets) == sent
+
+
 async def test_a_clone_protects_its_source_until_the_source_is_deleted(lab):
     lab.start(Role.PROVISIONER)
     await lab.make_class()
