@@ -28,8 +28,8 @@ PATTERNS = {
     "buffered random read 4k": [*BUFFERED, "--rw=randread", "--bs=4k"],
     "buffered random write 4k": [*BUFFERED, "--rw=randwrite", "--bs=4k"],
 }
-SECONDS = 2
-ROUNDS = 7
+SECONDS = 1
+ROUNDS = 5
 
 
 def cpu_ticks():
