@@ -6,7 +6,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from moorage.host import loop, mounts
+from moorage.host import loop, mountinfo, mounts
 from moorage.plugin.caller import Caller
 from moorage.plugin.process import PluginProcess
 
@@ -57,7 +57,13 @@ def pool_on_disk(directory=None):
     with loop_devices_released(), tempfile.TemporaryDirectory(prefix="moorage-bench-", dir=directory) as text:
         target = Path(text) / "pool"
         target.mkdir()
-        yield Path(text), target
+        try:
+            yield Path(text), target
+        finally:  # an interrupted run may not have taken its volumes down, and the directory goes next
+            for left in reversed(mountinfo.mounts_below(text)):
+                mounts.unmount(left.target)
+            for device in loop.attached(below=text):
+                loop.detach(device.number)
 
 
 @contextlib.asynccontextmanager
