@@ -85,7 +85,9 @@ async def test_a_failure_is_noted_and_tried_again(lab, code):
     content = await ready(lab)
     assert content.status.error is None
     assert lab.driver.count("CreateSnapshot") == 3
-    assert code in (await lab.events("SnapshotCreationFailed"))[0].message
+    message = (await lab.events("SnapshotCreationFailed"))[0].message
+    assert code in message
+    assert message.endswith("retried with growing pauses of 0.05s to 0.4s")
 
 
 async def test_a_snapshot_that_may_still_appear_is_not_forgotten(lab):

@@ -99,7 +99,7 @@ class Keeper(Generic[C]):
         try:
             await call(await build(content), self._timeout_s)
         except MoorageError as error:
-            message = f"{self._words.noun} {handle} could not be deleted: {error}; retried with growing pauses"
+            message = f"{self._words.noun} {handle} could not be deleted: {error}; {self._context.settings.retry_words}"
             self._events.warning(content, self._words.deletion_failed, message)
             raise
         log.info(f"{self._words.noun} deleted", content=content.name, handle=handle)
@@ -127,7 +127,7 @@ class Keeper(Generic[C]):
 
     async def failed(self, content: C, reason: str, error: MoorageError, *, unmark: bool) -> None:
         """Tell the user, and write the reason into the status once."""
-        self._events.warning(content, reason, f"{error}; retried with growing pauses")
+        self._events.warning(content, reason, f"{error}; {self._context.settings.retry_words}")
         log.warning(f"{self._words.noun} failed", content=content.name, reason=str(error))
         try:
             if unmark:
