@@ -252,7 +252,8 @@ async def preload(client: Client, driver: str, count: int) -> None:
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
-async def drive(options: argparse.Namespace, client: Client, driver: str, pid: int, run: Run) -> None:
+async def set_up(client: Client, driver: str) -> None:
+    """The class, and the one node with the driver on it."""
     body = {
         "metadata": {"name": "fast"},
         "provisioner": driver,
@@ -266,6 +267,20 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
         keys = ["topology.moorage.dev/node"] if driver == "csi.moorage.dev" else []
         spec = {"drivers": [{"name": driver, "nodeID": "n1", "topologyKeys": keys}]}
         await client.create(CSINode, {"metadata": {"name": "n1", "ownerReferences": [owner]}, "spec": spec})
+
+
+async def make_claim(client: Client, name: str) -> None:
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "8Mi"}},
+    }
+    body = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+    await client.create(PersistentVolumeClaim, body, "default")
+
+
+async def drive(options: argparse.Namespace, client: Client, driver: str, pid: int, run: Run) -> None:
+    await set_up(client, driver)
     await preload(client, driver, options.preload)
     claims, volumes = Informer(client, PersistentVolumeClaim), Informer(client, PersistentVolume)
     bound_at: dict[str, float] = {}
@@ -294,14 +309,7 @@ async def drive(options: argparse.Namespace, client: Client, driver: str, pid: i
     async def make(name: str) -> None:
         async with slots:
             created_at[name] = time.monotonic()
-            spec = {
-                "accessModes": ["ReadWriteOnce"],
-                "storageClassName": "fast",
-                "resources": {"requests": {"storage": "8Mi"}},
-            }
-            await client.create(
-                PersistentVolumeClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": spec}, "default"
-            )
+            await make_claim(client, name)
 
     used = run.used()
     start = time.monotonic()

@@ -129,6 +129,8 @@ async def test_the_next_pod_gets_a_volume_whose_staged_mount_died(lab, refusing)
         refusing.mount(staging)
         await lab.pod("p2", command="cat /data/kept", restartPolicy="Never")
         await lab.phase("p2", "Succeeded")
+        assert not mounts.is_corrupted(staging)
+        assert len(driver.named("NodeStageVolume")) == 2
         await end(lab, driver, "p1", "p2")
 
 

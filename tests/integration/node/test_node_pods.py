@@ -1,6 +1,5 @@
 """Pods as processes: what they see, how they end, how they are restarted, what kubectl gets to know."""
 
-import asyncio
 import json
 import os
 import select
@@ -185,11 +184,13 @@ async def test_an_image_that_is_not_host_gets_a_clear_event(lab):
 
 
 async def test_a_container_that_ignores_the_signal_is_killed_after_its_grace(lab):
-    await lab.start_agent()
-    await lab.pod(claim="", container={"command": ["sleep", "1000"]})
+    agent = await lab.start_agent()
+    pod = await lab.pod(claim="", container={"command": ["sleep", "1000"]})
     await lab.phase("p1", "Running")
+    container = agent.pods.workers[pod.uid].containers["main"][-1]
     await lab.delete("p1")
     await lab.gone("p1")
+    assert (container.is_running, container.exit_code) == (False, 128 + signal.SIGKILL)
     await lab.stop_agent()
 
 
@@ -359,13 +360,13 @@ async def test_mount_propagation_reaches_where_it_was_asked_to(lab):
         mounts.bind(source, sub)
         try:
             await lab.until((lab.target(pod) / "told").exists, what="the late mount seen inside")
+            assert (sub / "seen").exists()
         finally:
             mounts.unmount(sub)
         await lab.delete("p1")
         await lab.gone("p1")
         await lab.until(lambda: not lab.mounted())
         await lab.stop_agent()
-    await asyncio.sleep(0)
 
 
 async def test_a_container_that_ends_before_the_agent_looks_has_its_own_exit_code(lab, monkeypatch):

@@ -72,7 +72,8 @@ async def test_a_socket_made_anew_is_registered_anew(lab):
         return entry is not None and entry.node_id == "node-2"
 
     await lab.until(changed, what="new id published")
-    await lab.until(lambda: agent.registry.find("scripted.dev") not in (None, first))
+    second = await lab.until(lambda: (found := agent.registry.find("scripted.dev")) is not first and found)
+    assert second.name == "scripted.dev"
     await driver.stop()
 
 

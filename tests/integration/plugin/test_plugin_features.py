@@ -185,6 +185,8 @@ async def test_changed_blocks_are_for_block_volumes_of_one_volume(node, refused)
     with refused("INVALID_ARGUMENT", "target_snapshot_id"):
         request = pb.GetMetadataDeltaRequest(base_snapshot_id=one, target_snapshot_id=two)
         await ranges_of(node.client.GetMetadataDelta(request))
+    same = pb.GetMetadataDeltaRequest(base_snapshot_id=one, target_snapshot_id=one)
+    assert (await ranges_of(node.client.GetMetadataDelta(same)))[1] == []
 
 
 # --- live modification -------------------------------------------------------------------------

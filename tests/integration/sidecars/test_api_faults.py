@@ -204,3 +204,4 @@ async def test_no_role_is_led_astray_by_an_api_server_that_restarts(make_lab):
         await undo(lab)
         await lab.restart_api()
         await lab.until(lambda: is_undone(lab), 60.0)
+        assert lab.driver.backend.snapshots == {}

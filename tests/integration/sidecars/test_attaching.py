@@ -177,6 +177,7 @@ async def test_what_is_published_anew_has_the_new_metadata_only(lab):
         return (await lab.attachment("va")).status.attachment_metadata == {"device": "/dev/y"}
 
     await lab.until(is_new)
+    assert (await lab.attachment("va")).status.attached
 
 
 async def test_a_volume_that_the_driver_no_longer_lists_is_told_in_the_status(lab):
@@ -189,10 +190,10 @@ async def test_a_volume_that_the_driver_no_longer_lists_is_told_in_the_status(la
     lab.driver.backend.published.clear()
 
     async def is_told():
-        error = (await lab.attachment("va")).status.attach_error
-        return error is not None and error.error_code == 5
+        return (await lab.attachment("va")).status.attach_error
 
-    await lab.until(is_told)
+    error = await lab.until(is_told)
+    assert error.error_code == 5  # NOT_FOUND
 
 
 @pytest.mark.parametrize("is_inline", [True, False])

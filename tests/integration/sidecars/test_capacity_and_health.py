@@ -64,6 +64,7 @@ async def test_a_new_volume_is_seen_in_the_room_at_once(make_lab):
         await lab.bound("data")
         await lab.client.delete(PersistentVolumeClaim, "data", "default")
         await is_published(lab, {(None, "fast"): lab.driver.capacity_bytes})
+        assert len((await lab.client.list(CSIStorageCapacity, "default")).items) == 1
 
 
 async def test_a_failed_creation_is_a_reason_to_look_at_the_room(make_lab):
@@ -76,6 +77,7 @@ async def test_a_failed_creation_is_a_reason_to_look_at_the_room(make_lab):
         lab.driver.capacity_bytes = 1 << 20
         await lab.make_claim("data")
         await is_published(lab, {(None, "fast"): 1 << 20})
+        assert await lab.volumes() == []
 
 
 async def test_a_sick_volume_and_its_recovery_are_told(lab):

@@ -118,6 +118,7 @@ async def test_comparing_attachments(lab):
         return lab.driver.backend.published[volume.spec.csi.volume_handle] == {"id-1"}
 
     await lab.until(is_back)
+    assert (await lab.attachment("va")).status.attach_error is None
 
 
 async def test_expanding_and_modifying(lab):
@@ -221,6 +222,7 @@ async def test_asking_for_health(lab):
     lab.driver.backend.abnormal[volume.spec.csi.volume_handle] = "disk on fire"
     seen = lab.driver.count("ListVolumes")
     await hang.was_given_up(seen + 2)
+    assert await lab.events("VolumeConditionAbnormal") == []
     hang.release()
     await told(lab, "VolumeConditionAbnormal", "disk on fire")
 

@@ -46,6 +46,7 @@ async def test_by_default_every_role_that_the_driver_calls_for_is_at_work(lab):
         return (await lab.claim("data")).status.capacity["storage"] == "2Gi"
 
     await lab.until(is_larger)
+    assert [volume.spec.capacity for volume in await lab.volumes()] == [{"storage": "2Gi"}]
 
 
 async def test_a_driver_that_needs_no_attach_gets_no_attacher(lab):

@@ -153,6 +153,7 @@ async def test_a_claim_deleted_while_its_volume_is_made_leaves_nothing(lab):
 
     await lab.until(is_deleted)
     await lab.gone()
+    assert await lab.claim("data") is None
 
 
 @pytest.mark.parametrize("code", OPEN_CODES)
@@ -176,6 +177,7 @@ async def test_a_lost_answer_for_a_deleted_claim_is_driven_to_its_end(lab, code)
 
     await lab.until(is_deleted)
     await lab.gone()
+    assert await lab.claim("data") is None
 
 
 async def test_a_crash_between_volume_and_object_leaks_nothing_though_the_claim_goes_meanwhile(lab):
@@ -208,6 +210,7 @@ async def test_a_crash_between_volume_and_object_leaks_nothing_though_the_claim_
 
     await lab.until(is_deleted)
     await lab.gone()
+    assert await lab.claim("data") is None
 
 
 async def test_a_volume_that_is_too_small_is_deleted_again(lab):

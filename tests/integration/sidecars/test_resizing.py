@@ -91,6 +91,7 @@ async def test_an_infeasible_size_can_be_taken_back(lab):
     await lab.until(is_infeasible)
     await ask(lab, "2Gi")
     await has_size(lab, 2 * GI)
+    assert "storage" not in (await lab.claim("data")).status.allocated_resource_statuses
 
 
 def _fault(code):
@@ -189,6 +190,7 @@ async def test_a_claim_that_waits_for_its_class_goes_on_when_the_class_comes(lab
         return status is not None and status.status == "Pending"
 
     await lab.until(is_waiting)
+    assert lab.driver.count("ControllerModifyVolume") == 0
     await classes(lab, "late")
     await is_of(lab, "late")
 

@@ -95,6 +95,7 @@ async def test_an_administrator_may_allow_another_volume_mode(lab):
     await lab.make_class()
     await lab.make_claim("copy", dataSource=SOURCE, volumeMode="Block")
     await lab.bound("copy")
+    assert [volume.spec.volume_mode for volume in await lab.volumes()] == ["Block"]
 
 
 async def test_what_a_crash_left_protected_is_let_go(lab):

@@ -1,12 +1,12 @@
 """Directory volumes on btrfs, killed at every step: subvolumes and their limits are whole or not there."""
 
 import os
-import signal
 
 import pytest
 
 from moorage.host import subvolumes
-from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Source, failpoints, id_from
+from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Source, id_from
+from moorage.storage.testing import killed_at
 
 MIB = 1 << 20
 KEPT, NEW = id_from("kept"), id_from("new")
@@ -38,28 +38,6 @@ STORIES = {
     "delete": lambda p: p.delete_volume(id_from("doomed")),
     "undelete": lambda p: p.find_volume(id_from("gone")) or p.undelete("gone"),
 }
-
-
-def killed_at(config, act, step):
-    """Run it in a child that dies at this step; True when the child reached its end instead."""
-    child = os.fork()
-    if child == 0:
-        try:
-            left = step
-
-            def hook(_):
-                nonlocal left
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
-
-            failpoints.install(hook)
-            act(Pool.open(config))
-            os._exit(0)
-        finally:
-            os._exit(99)
-    _, status = os.waitpid(child, 0)
-    return not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) == 0
 
 
 def told(pool):

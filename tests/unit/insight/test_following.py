@@ -40,6 +40,7 @@ async def test_a_change_of_an_object_ends_the_wait(tmp_path, monkeypatch):
         async with Follower(client, "default") as follower:
             await follower.next(story)  # the watch begins with what is there
             waiting = asyncio.create_task(follower.next(story))
+            assert not (await asyncio.wait([waiting], timeout=0.1))[0]
             await client.patch(PersistentVolumeClaim, "data", {"metadata": {"labels": {"a": "b"}}}, "default")
             await waiting
 

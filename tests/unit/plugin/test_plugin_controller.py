@@ -106,6 +106,8 @@ async def test_a_name_that_exists_with_other_properties_is_refused(caller, refus
     await caller.create("v", size=10 * MIB)
     with refused("ALREADY_EXISTS", "'v'"):
         await caller.create("v", **{"size": 10 * MIB, **other})
+    again = await caller.create("v", size=10 * MIB)
+    assert again.capacity_bytes == 10 * MIB  # what was there is as it was
 
 
 async def test_sizes_are_a_range_rounded_to_whole_mebibytes(client, refused):
@@ -186,6 +188,7 @@ async def test_strange_ids_are_not_found_or_gone_already(client, refused, ident)
         await client.ControllerModifyVolume(pb.ControllerModifyVolumeRequest(volume_id=ident))
     with refused("NOT_FOUND"):
         await client.ControllerGetVolumeHealth(pb.ControllerGetVolumeHealthRequest(volume_id=ident))
+    assert not (await client.ListVolumes(pb.ListVolumesRequest())).entries
 
 
 async def test_sources_must_exist_and_fit(caller, client, refused):
@@ -478,4 +481,4 @@ async def test_a_shared_pool_attaches_and_is_everywhere(client):
 async def test_a_process_serves_only_what_it_was_told_to(client, refused):
     with refused("UNIMPLEMENTED"):
         await client.ListVolumes(pb.ListVolumesRequest())
-    await client.NodeGetInfo(pb.NodeGetInfoRequest())
+    assert (await client.NodeGetInfo(pb.NodeGetInfoRequest())).node_id

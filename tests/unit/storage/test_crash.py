@@ -6,14 +6,14 @@ same as if nothing had happened.
 """
 
 import os
-import signal
 from dataclasses import dataclass
 
 import pytest
 
-from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Scope, Source, failpoints, id_from
+from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Scope, Source, id_from
 from moorage.storage.ids import ephemeral_id_from
 from moorage.storage.model import CopyPath
+from moorage.storage.testing import killed_at
 
 MIB = 1 << 20
 MODE, MANY = "SINGLE_NODE_WRITER", "MULTI_NODE_READER_ONLY"
@@ -182,32 +182,6 @@ def config_for(directory, story):
     )
 
 
-def killed_at(config, story, step):
-    """Run the story in a child that dies at this step; True when the child reached its end instead."""
-    child = os.fork()
-    if child == 0:
-        try:
-            left = step
-
-            def hook(_):
-                nonlocal left
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
-
-            failpoints.install(hook)
-            story.act(Pool.open(config))
-            os._exit(0)
-        finally:
-            os._exit(99)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return False
-    assert os.WEXITSTATUS(status) == 0
-    return True
-
-
 def check_whole(pool):
     """Nothing unfinished, nothing half, and the acknowledged bytes are there."""
     if pool.config.scope is Scope.NODE:
@@ -235,7 +209,7 @@ def test_killed_at_any_step_and_repeated_ends_the_same(story, tmp_path):
         config = config_for(tmp_path / f"crash-{step}", story)
         with Pool.open(config) as pool:
             prepare(pool)
-        is_over = killed_at(config, story, step)
+        is_over = killed_at(config, story.act, step)
         with Pool.open(config) as pool:
             check_whole(pool)
             story.act(pool)
@@ -252,7 +226,7 @@ def test_opening_is_killed_too(tmp_path):
     story = Story("open", lambda p: p.create_volume(image("v")), lambda p: p.volume(id_from("v")).size_bytes)
     for step in range(20):
         config = config_for(tmp_path / f"open-{step}", story)
-        is_over = killed_at(config, story, step)
+        is_over = killed_at(config, story.act, step)
         with Pool.open(config) as pool:
             story.act(pool)
             assert story.told(pool) == MIB
