@@ -1,6 +1,6 @@
 """The system calls that Python's standard library does not offer.
 
-Owns: the ctypes declarations of mount, umount2, syncfs and quotactl.
+Owns: the ctypes declarations of mount, umount2, syncfs, sync_file_range and quotactl.
 May not touch: policy; every function is one system call and raises OSError as `os` does.
 """
 
@@ -17,6 +17,7 @@ _libc.mount.argtypes = (
 )
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.syncfs.argtypes = (ctypes.c_int,)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _libc.quotactl.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
 
 
@@ -39,6 +40,10 @@ def umount2(target: str, flags: int) -> None:
 
 def syncfs(fd: int) -> None:
     _check(_libc.syncfs(fd), f"fd {fd}")
+
+
+def sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:
+    _check(_libc.sync_file_range(fd, offset, length, flags), f"fd {fd}")
 
 
 def quotactl(command: int, device: str, ident: int, data: ctypes.Structure) -> None:

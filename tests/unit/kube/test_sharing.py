@@ -46,11 +46,3 @@ def test_nothing_that_an_object_says_is_changed(labels, modes, terms, command, p
         shared = sharing.shared(msgspec.json.decode(text, type=kind))
         assert shared == msgspec.json.decode(text, type=kind)
         assert msgspec.json.encode(shared) == msgspec.json.encode(msgspec.json.decode(text, type=kind))
-
-
-def test_the_table_does_not_grow_for_ever(monkeypatch):
-    monkeypatch.setattr(sharing, "_MOST", 10)
-    for number in range(100):
-        body = json.dumps({"spec": {"storageClassName": f"class-{number}"}})
-        sharing.shared(msgspec.json.decode(body, type=PersistentVolumeClaim))
-        assert len(sharing._texts) <= 10
