@@ -1,7 +1,7 @@
 """A node agent and a driver in processes of their own, with an API server in this one: for the node_*.py benchmarks.
 
-The driver is either `ScriptedDriver` (bind mounts only; it may be told to take its time) or `moorage plugin` with image
-volumes, which are formatted, attached to a loop device and mounted: what a driver really does.
+The driver is `ScriptedDriver` (bind mounts only; it may be told to take its time), `moorage plugin` with image volumes
+(formatted, attached to a loop device and mounted), or any other program that serves CSI, given as its command line.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from moorage.kube.objects.storage import CSIDriver
 from moorage.node.testing import ScriptedDriver
 
 PUBLISHED = "published"  # a file below the plain driver's directory: one byte for each publish
-PLAIN, IMAGE = "plain", "image"
-NAMES = {PLAIN: "bench.dev", IMAGE: "csi.moorage.dev"}
+PLAIN, IMAGE, OTHER = "plain", "image", "other"
+NAMES = {PLAIN: "bench.dev", IMAGE: "csi.moorage.dev", OTHER: "other.dev"}
 _MOUNTED = pb.VolumeCapability(
     mount=pb.VolumeCapability.MountVolume(fs_type="ext4"), access_mode=pb.VolumeCapability.AccessMode(mode=1)
 )
@@ -55,8 +55,8 @@ class TimedDriver(ScriptedDriver):
 class Lab:
     """One node and what it needs."""
 
-    def __init__(self, base: Path, server: Any, client: Client, kind: str) -> None:
-        self.base, self.server, self.client, self.kind = base, server, client, kind
+    def __init__(self, base: Path, server: Any, client: Client, kind: str, command: list[str]) -> None:
+        self.base, self.server, self.client, self.kind, self.command = base, server, client, kind, command
         self.root = base / "root"
         self.socket = self.root / "plugins" / "b.sock"
         self.csi = CsiClient(str(self.socket), timeout_s=300)
@@ -67,15 +67,18 @@ class Lab:
     async def start_driver(self, delay_s: float) -> None:
         """Run the driver and announce it."""
         self.socket.parent.mkdir(parents=True)
+        pool = self.base / "pool"
+        pool.mkdir()
         if self.kind == PLAIN:
-            arguments = [str(Path(__file__)), str(self.base), str(delay_s)]
+            program = [sys.executable, str(Path(__file__)), str(self.base), str(delay_s)]
+        elif self.kind == IMAGE:
+            program = [sys.executable, "-m", "moorage.cli.main", "plugin", "--endpoint", f"unix://{self.socket}",
+                       "--node-id", "n1", "--pool", str(pool), "--overcommit", "1000"]  # fmt: skip
         else:
-            pool = self.base / "pool"
-            pool.mkdir()
-            arguments = ["-m", "moorage.cli.main", "plugin", "--endpoint", f"unix://{self.socket}", "--node-id", "n1",
-                         "--pool", str(pool), "--overcommit", "1000"]  # fmt: skip
+            values = {"{socket}": str(self.socket), "{name}": NAMES[OTHER], "{directory}": str(pool)}
+            program = [values.get(word, word) for word in self.command]
         log = (self.base / "driver.log").open("ab")
-        self.driver = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=log, stdout=log)
+        self.driver = await asyncio.create_subprocess_exec(*program, stderr=log, stdout=log)
         while not self.socket.exists():
             assert self.driver.returncode is None, (self.base / "driver.log").read_text()
             await asyncio.sleep(0.02)
@@ -116,11 +119,11 @@ class Lab:
         self.agent.kill()
         await self.agent.wait()
 
-    def cpu_s(self) -> float:
-        """Processor time of the agent so far."""
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time so far of the agent, of the driver, and of this process: the API server and its clients."""
         assert self.agent is not None
-        fields = Path(f"/proc/{self.agent.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        assert self.driver is not None
+        return {"agent": _cpu_s(self.agent.pid), "driver": _cpu_s(self.driver.pid), "API": time.process_time()}
 
     def published(self) -> int:
         """How often the plain driver has published a volume."""
@@ -153,16 +156,18 @@ class Lab:
                 "containers": [container], "volumes": [volume]}  # fmt: skip
         await self.client.create(Pod, {"metadata": {"name": name}, "spec": spec}, "default")
 
-    async def bare(self, count: int) -> float:
+    async def bare(self, count: int, at_once: int = 1000) -> float:
         """Seconds for as many stages and publishes by a client that does nothing else."""
         handles = await self.make(count)
+        gate = asyncio.Semaphore(at_once)
 
         async def one(handle: str) -> None:
             staging, target = self.base / "bare" / handle / "s", self.base / "bare" / handle / "t"
-            staging.mkdir(parents=True)
             common = {"volume_id": handle, "volume_capability": _MOUNTED, "staging_target_path": str(staging)}
-            await self.csi.NodeStageVolume(pb.NodeStageVolumeRequest(**common))
-            await self.csi.NodePublishVolume(pb.NodePublishVolumeRequest(target_path=str(target), **common))
+            async with gate:
+                staging.mkdir(parents=True)
+                await self.csi.NodeStageVolume(pb.NodeStageVolumeRequest(**common))
+                await self.csi.NodePublishVolume(pb.NodePublishVolumeRequest(target_path=str(target), **common))
 
         async def undo(handle: str) -> None:  # every mount that is left makes the next one slower
             staging, target = self.base / "bare" / handle / "s", self.base / "bare" / handle / "t"
@@ -188,8 +193,14 @@ class Lab:
             await asyncio.gather(task, return_exceptions=True)
 
 
+def _cpu_s(pid: int) -> float:
+    """Of a process and of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.asynccontextmanager
-async def lab(kind: str = PLAIN, delay_s: float = 0.0) -> AsyncIterator[Lab]:
+async def lab(kind: str = PLAIN, delay_s: float = 0.0, command: list[str] | None = None) -> AsyncIterator[Lab]:
     base = Path(tempfile.mkdtemp(prefix="moorage-node-bench-"))
     registry = base / "root" / "plugins_registry"
     announced = ScriptedDriver(NAMES[kind], base / "data", base / "root" / "plugins" / "b.sock", registry)
@@ -200,7 +211,7 @@ async def lab(kind: str = PLAIN, delay_s: float = 0.0) -> AsyncIterator[Lab]:
             async with Client(config) as client:
                 spec = {"attachRequired": False}
                 await client.create(CSIDriver, {"metadata": {"name": NAMES[kind]}, "spec": spec})
-                made = Lab(base, server, client, kind)
+                made = Lab(base, server, client, kind, command or [])
                 await made.start_driver(delay_s)
                 await announced.announce()
                 yield made
