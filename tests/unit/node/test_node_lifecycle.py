@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods.lifecycle import Attempt, Decision, decide, foreign_images, next_streak, status_of, unsupported
+from moorage.node.pods.lifecycle import Attempt, decide, foreign_images, next_streak, unsupported
 
 
 def pod(policy="Always", init=(), main=("a",), **spec):
@@ -33,10 +33,6 @@ def ended(code, streak=0, number=0, started=100.0, finished=101.0):
     return Attempt(number, started=started, finished=finished, exit_code=code, streak=streak, id="x")
 
 
-def shown(found, attempts, decision, **more):
-    return status_of(found, attempts, decision, host_ip="127.0.0.1", started_at=1.0, now=2.0, **more)
-
-
 @pytest.mark.parametrize(
     ("found", "attempts", "start", "phase", "over"),
     [
@@ -62,10 +58,47 @@ def test_the_next_containers_follow_from_the_last_attempts(found, attempts, star
     assert (decision.start, decision.phase, decision.is_over) == (start, phase, over)
 
 
+SIDE = {"name": "s", "image": "host", "restartPolicy": "Always"}
+
+
 def test_a_sidecar_is_started_before_and_runs_beside_the_others():
-    side = {"name": "s", "image": "host", "restartPolicy": "Always"}
-    assert decide(pod(init=(side,)), {}, 0.0).start == ("s",)
-    assert decide(pod(init=(side,)), {"s": running()}, 0.0).start == ("a",)
+    assert decide(pod(init=(SIDE,)), {}, 0.0).start == ("s",)
+    assert decide(pod(init=(SIDE, "i")), {"s": running()}, 0.0).start == ("i",)
+    assert decide(pod(init=(SIDE,)), {"s": running()}, 0.0).start == ("a",)
+
+
+def test_nothing_begins_before_a_sidecar_that_has_not_come_up():
+    looping = {"s": ended(1, streak=3)}
+    decision = decide(pod(init=(SIDE,)), looping, 102.0)
+    assert (decision.start, decision.phase, decision.waiting["s"][0]) == ((), "Pending", "CrashLoopBackOff")
+
+
+@pytest.mark.parametrize("policy", ["Always", "OnFailure", "Never"])
+def test_a_sidecar_that_ends_is_started_again_beside_what_goes_on(policy):
+    attempts = {"s": ended(0), "a": running()}
+    decision = decide(pod(policy, init=(SIDE,), main=("a", "b")), attempts, 102.0)
+    assert (decision.start, decision.phase) == (("s", "b"), "Running")
+
+
+def test_a_pod_is_over_although_its_sidecar_runs_or_failed():
+    for side in (running(), ended(1), ended(1, streak=9)):
+        decision = decide(pod("Never", init=(SIDE,)), {"s": side, "a": ended(0)}, 102.0)
+        assert (decision.phase, decision.is_over, decision.start) == ("Succeeded", True, ())
+
+
+def test_an_init_container_that_keeps_failing_holds_the_others_back():
+    decision = decide(pod("OnFailure", init=("i", "j")), {"i": ended(3, streak=4)}, now=102.0)
+    assert (decision.start, decision.look_again_at) == ((), 181.0)
+    assert decision.waiting == {
+        "i": ("CrashLoopBackOff", "back-off 1m20s restarting failed container=i pod=p_ns(u)"),
+    }
+
+
+def test_a_program_that_cannot_be_executed_is_tried_again_and_said_to_be_waiting():
+    failed = Attempt(0, started=100.0, finished=100.0, exit_code=128, reason="StartError", message="no such file")
+    decision = decide(pod(), {"a": failed}, now=101.0)
+    assert (decision.start, decision.waiting) == (("a",), {"a": ("RunContainerError", "no such file")})
+    assert decide(pod("Never"), {"a": failed}, now=101.0).waiting == {}
 
 
 def test_a_container_that_keeps_failing_is_started_later_and_later():
@@ -78,40 +111,11 @@ def test_a_container_that_keeps_failing_is_started_later_and_later():
 
 
 def test_a_long_run_forgives_earlier_failures():
-    assert next_streak(ended(1, 5, started=0.0, finished=601.0)) == 0
+    long = ended(1, 5, started=0.0, finished=601.0)
+    assert decide(pod(), {"a": long}, now=601.0).start == ("a",)
+    short_again = ended(1, next_streak(long), started=601.0, finished=602.0)
+    assert decide(pod(), {"a": short_again}, now=602.0).look_again_at == 612.0
     assert next_streak(ended(1, 5, started=0.0, finished=5.0)) == 6
-
-
-def test_crash_loop_back_off_is_shown_with_the_last_exit():
-    attempts = {"a": ended(7, streak=3, number=4)}
-    decision = decide(pod(), attempts, now=102.0)
-    (state,) = shown(pod(), attempts, decision)["containerStatuses"]
-    assert state["state"]["waiting"]["reason"] == "CrashLoopBackOff"
-    assert state["lastState"]["terminated"]["exitCode"] == 7
-    assert (state["restartCount"], state["ready"]) == (4, False)
-
-
-def test_completed_and_error_are_the_reasons_of_an_end():
-    done = shown(pod("Never"), {"a": ended(0)}, Decision(phase="Succeeded"))
-    assert done["containerStatuses"][0]["state"]["terminated"]["reason"] == "Completed"
-    assert {one["type"]: one.get("reason") for one in done["conditions"]}["Ready"] == "PodCompleted"
-    failed = shown(pod("Never"), {"a": ended(2)}, Decision(phase="Failed"))
-    assert failed["containerStatuses"][0]["state"]["terminated"]["reason"] == "Error"
-
-
-def test_a_pod_whose_volumes_are_missing_shows_container_creating():
-    status = shown(pod(), {}, Decision())
-    assert status["phase"] == "Pending"
-    assert status["containerStatuses"][0]["state"] == {"waiting": {"reason": "ContainerCreating"}}
-
-
-def test_a_pod_with_init_containers_shows_pod_initializing_and_then_ready():
-    waiting = shown(pod(init=("i",)), {"i": running()}, Decision())
-    assert waiting["containerStatuses"][0]["state"]["waiting"]["reason"] == "PodInitializing"
-    up = shown(pod(init=("i",)), {"i": ended(0), "a": running()}, Decision(phase="Running"))
-    conditions = {one["type"]: one["status"] for one in up["conditions"]}
-    assert conditions["Ready"] == conditions["Initialized"] == "True"
-    assert up["containerStatuses"][0]["ready"]
 
 
 def test_other_images_and_probes_are_named():
@@ -119,12 +123,3 @@ def test_other_images_and_probes_are_named():
     assert "nginx:1" in foreign_images(foreign)["a"]
     assert "livenessProbe" in unsupported(foreign)[0]
     assert foreign_images(pod(main=({"name": "a", "image": "host:latest"},))) == {}
-
-
-def test_quality_of_service_follows_from_requests_and_limits():
-    def quality(resources):
-        return shown(pod(main=({"name": "a", "image": "host", "resources": resources},)), {}, Decision())["qosClass"]
-
-    assert quality({}) == "BestEffort"
-    assert quality({"requests": {"cpu": "1"}}) == "Burstable"
-    assert quality({"limits": {"cpu": "1", "memory": "1Gi"}}) == "Guaranteed"

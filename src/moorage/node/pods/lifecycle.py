@@ -1,20 +1,19 @@
-"""What to do next for a pod's containers, and what its status is: pure functions.
+"""What to do next for a pod's containers: pure functions.
 
-Owns: restart policies, back-off, order of init containers, phases, conditions, exactly as kubectl prints them.
-May not touch: processes, the API, a clock.
-Start reading at: `decide`, `status_of`.
+Owns: restart policies, back-off, the order of init containers and sidecars, and when a pod has come to its end.
+May not touch: processes, the API, a clock. How it is told is in `report.py`.
+Start reading at: `decide`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from moorage.kube.objects.core import Container, Pod
-from moorage.kube.objects.meta import timestamp_text
 
 BACKOFF_START_S = 10.0
 BACKOFF_MAX_S = 300.0
 STEADY_S = 600.0  # a container that ran this long has its back-off forgotten
+START_ERROR = "StartError"  # the reason of an attempt whose program was never executed
 IMAGE = "host"
 
 
@@ -80,74 +79,74 @@ def foreign_images(pod: Pod) -> dict[str, str]:
     }
 
 
+def is_sidecar(container: Container) -> bool:
+    """An init container that is to run as long as the pod does."""
+    return container.restart_policy == "Always"
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one look at a pod's containers has found so far."""
+
+    pod: Pod
+    attempts: Mapping[str, Attempt]
+    now: float
+    start: list[str] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+    waiting: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def begin(self, container: Container) -> None:
+        """Start a container that does not run, now or when its back-off is over."""
+        attempt = self.attempts.get(container.name)
+        due = _due(attempt)
+        if due > self.now:
+            self.again.append(due)
+            self.waiting[container.name] = _crash_loop(container, self.pod, attempt)
+            return
+        self.start.append(container.name)
+        if attempt is not None and attempt.reason == START_ERROR:
+            self.waiting[container.name] = ("RunContainerError", attempt.message)
+
+    def decision(self, phase: str) -> Decision:
+        return Decision(tuple(self.start), min(self.again, default=None), phase, self.waiting)
+
+
 def decide(pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision:
     """The next step for a pod whose volumes are there."""
     policy = pod.spec.restart_policy or "Always"
-    again: list[float] = []
-    waiting: dict[str, tuple[str, str]] = {}
+    found = _Round(pod, attempts, now)
+    has_run = any(one.name in attempts for one in pod.spec.containers)
     for container in pod.spec.init_containers:
         attempt = attempts.get(container.name)
-        if container.restart_policy == "Always":
+        if is_sidecar(container):
             if attempt is None or not attempt.is_running:
-                due = _due(attempt)
-                if due <= now:
-                    return _pending((container.name,), again, pod, waiting, attempts)
-                again.append(due)
-                waiting[container.name] = _crash_loop(container, pod, attempt)
+                found.begin(container)
+                if not has_run:  # the first time, nothing that follows begins without it
+                    return found.decision("Pending")
             continue
         if attempt is not None and attempt.exit_code == 0:
             continue
-        if attempt is not None and attempt.is_running:
-            return _pending((), again, pod, waiting, attempts)
-        if attempt is not None and policy == "Never":
+        if attempt is not None and not attempt.is_running and policy == "Never":
             return Decision(phase="Failed", is_over=True)
-        due = _due(attempt)
-        if due <= now:
-            return _pending((container.name,), again, pod, waiting, attempts)
-        again.append(due)
-        waiting[container.name] = _crash_loop(container, pod, attempt)
-        return _pending((), again, pod, waiting, attempts)
-    return _decide_main(pod, attempts, policy, now, again, waiting)
+        if attempt is None or not attempt.is_running:
+            found.begin(container)
+        return found.decision("Running" if has_run else "Pending")
+    return _decide_main(found, policy)
 
 
-def _decide_main(
-    pod: Pod,
-    attempts: Mapping[str, Attempt],
-    policy: str,
-    now: float,
-    again: list[float],
-    waiting: dict[str, tuple[str, str]],
-) -> Decision:
-    start: list[str] = []
+def _decide_main(found: _Round, policy: str) -> Decision:
     codes: list[int] = []
-    for container in pod.spec.containers:
-        attempt = attempts.get(container.name)
+    for container in found.pod.spec.containers:
+        attempt = found.attempts.get(container.name)
         if attempt is not None and attempt.is_running:
             continue
-        ended = attempt is not None and attempt.exit_code is not None
-        if ended and attempt is not None and not _restarts(policy, attempt):
-            codes.append(attempt.exit_code or 0)
+        if attempt is not None and attempt.exit_code is not None and not _restarts(policy, attempt):
+            codes.append(attempt.exit_code)
             continue
-        due = _due(attempt)
-        if due <= now:
-            start.append(container.name)
-        else:
-            again.append(due)
-            waiting[container.name] = _crash_loop(container, pod, attempt)
-    if len(codes) == len(pod.spec.containers):
+        found.begin(container)
+    if len(codes) == len(found.pod.spec.containers):
         return Decision(phase="Failed" if any(codes) else "Succeeded", is_over=True)
-    return Decision(tuple(start), min(again, default=None), "Running", waiting)
-
-
-def _pending(
-    start: tuple[str, ...],
-    again: list[float],
-    pod: Pod,
-    waiting: dict[str, tuple[str, str]],
-    attempts: Mapping[str, Attempt],
-) -> Decision:
-    started = any(one.name in attempts for one in pod.spec.containers)
-    return Decision(start, min(again, default=None), "Running" if started else "Pending", waiting)
+    return found.decision("Running")
 
 
 def _restarts(policy: str, attempt: Attempt) -> bool:
@@ -156,9 +155,9 @@ def _restarts(policy: str, attempt: Attempt) -> bool:
 
 def next_streak(attempt: Attempt | None) -> int:
     """The streak of the attempt that follows."""
-    if attempt is None or attempt.finished - attempt.started >= STEADY_S:
+    if attempt is None:
         return 0
-    return attempt.streak + 1
+    return 1 if attempt.finished - attempt.started >= STEADY_S else attempt.streak + 1
 
 
 def _due(attempt: Attempt | None) -> float:
@@ -175,134 +174,3 @@ def _crash_loop(container: Container, pod: Pod, attempt: Attempt | None) -> tupl
     shown = f"{seconds // 60}m{seconds % 60}s" if seconds >= 60 else f"{seconds}s"
     text = f"back-off {shown} restarting failed container={container.name} pod={pod.name}_{pod.namespace}({pod.uid})"
     return ("CrashLoopBackOff", text)
-
-
-def status_of(
-    pod: Pod,
-    attempts: Mapping[str, Attempt],
-    decision: Decision,
-    *,
-    created_reason: tuple[str, str] = ("ContainerCreating", ""),
-    host_ip: str,
-    started_at: float,
-    now: float,
-    reason: str = "",
-    message: str = "",
-) -> dict[str, Any]:
-    """pod.status as the API server is to have it; conditions keep their time of change."""
-    init_waiting = created_reason
-    main_waiting = created_reason
-    init_done = all(
-        (a := attempts.get(one.name)) is not None
-        and (a.exit_code == 0 or (one.restart_policy == "Always" and a.is_running))
-        for one in pod.spec.init_containers
-    )
-    if pod.spec.init_containers and not init_done and created_reason[0] == "ContainerCreating":
-        init_waiting = main_waiting = ("PodInitializing", "")
-    init = [_container_status(one, attempts, decision, init_waiting, is_init=True) for one in pod.spec.init_containers]
-    main = [_container_status(one, attempts, decision, main_waiting, is_init=False) for one in pod.spec.containers]
-    over = decision.phase in ("Succeeded", "Failed")
-    ready = not over and all(one["ready"] for one in main) and bool(main)
-    unready = {"reason": "PodCompleted"} if decision.phase == "Succeeded" else {"reason": "ContainersNotReady"}
-    conditions = [
-        ("PodReadyToStartContainers", bool(attempts) and not over, {}),
-        ("Initialized", init_done, {} if init_done else {"reason": "ContainersNotInitialized"}),
-        ("Ready", ready, {} if ready else unready),
-        ("ContainersReady", ready, {} if ready else unready),
-        ("PodScheduled", True, {}),
-    ]
-    status: dict[str, Any] = {
-        "phase": decision.phase,
-        "conditions": [_condition(pod, *one, now=now) for one in conditions],
-        "hostIP": host_ip,
-        "hostIPs": [{"ip": host_ip}],
-        "podIP": host_ip,
-        "podIPs": [{"ip": host_ip}],
-        "startTime": pod.status.start_time or timestamp_text(started_at),
-        "containerStatuses": main,
-        "qosClass": _quality(pod),
-    }
-    if init:
-        status["initContainerStatuses"] = init
-    if reason or pod.status.reason:
-        status["reason"] = reason or None
-        status["message"] = message or None
-    return status
-
-
-def _container_status(
-    container: Container,
-    attempts: Mapping[str, Attempt],
-    decision: Decision,
-    waiting: tuple[str, str],
-    *,
-    is_init: bool,
-) -> dict[str, Any]:
-    attempt = attempts.get(container.name)
-    status: dict[str, Any] = {
-        "name": container.name,
-        "image": container.image,
-        "imageID": "",
-        "restartCount": attempt.number if attempt else 0,
-        "ready": False,
-        "started": bool(attempt and attempt.is_running),
-        "lastState": {},
-    }
-    if attempt is not None:
-        status["containerID"] = f"moorage://{attempt.id}"
-        if attempt.previous is not None:
-            status["lastState"] = _terminated(attempt.previous)
-    held = decision.waiting.get(container.name)
-    if attempt is None:
-        text = held or waiting
-        status["state"] = {"waiting": {"reason": text[0], **({"message": text[1]} if text[1] else {})}}
-    elif attempt.is_running:
-        status["state"] = {"running": {"startedAt": timestamp_text(attempt.started)}}
-        status["ready"] = not is_init or container.restart_policy == "Always"
-    elif held is not None:
-        status["state"] = {"waiting": {"reason": held[0], "message": held[1]}}
-        status["lastState"] = _terminated(attempt)
-    else:
-        status["state"] = _terminated(attempt)
-        status["ready"] = is_init and attempt.exit_code == 0
-    return status
-
-
-def _terminated(attempt: Attempt) -> dict[str, Any]:
-    code = attempt.exit_code if attempt.exit_code is not None else 137
-    reason = attempt.reason or ("Completed" if code == 0 else "Error")
-    body: dict[str, Any] = {
-        "exitCode": code,
-        "reason": reason,
-        "startedAt": timestamp_text(attempt.started),
-        "finishedAt": timestamp_text(attempt.finished or attempt.started),
-        "containerID": f"moorage://{attempt.id}",
-    }
-    if attempt.message:
-        body["message"] = attempt.message
-    return {"terminated": body}
-
-
-def _condition(pod: Pod, kind: str, holds: bool, extra: Mapping[str, str], *, now: float) -> dict[str, Any]:
-    wanted = "True" if holds else "False"
-    known = next((one for one in pod.status.conditions if one.type == kind), None)
-    since = known.last_transition_time if known is not None and known.status == wanted else None
-    return {
-        "type": kind,
-        "status": wanted,
-        "lastProbeTime": None,
-        "lastTransitionTime": since or timestamp_text(now),
-        "reason": None,  # a strategic patch would keep the old one
-        **extra,
-    }
-
-
-def _quality(pod: Pod) -> str:
-    every = (*pod.spec.init_containers, *pod.spec.containers)
-    limits = [one.resources.limits for one in every]
-    requests = [one.resources.requests for one in every]
-    if not any(limits) and not any(requests):
-        return "BestEffort"
-    whole = all({"cpu", "memory"} <= set(one) for one in limits)
-    same = all(not r or r == lim for r, lim in zip(requests, limits, strict=True))
-    return "Guaranteed" if whole and same else "Burstable"

@@ -26,9 +26,9 @@ from moorage.node.pods.lifecycle import (
     decide,
     foreign_images,
     next_streak,
-    status_of,
     unsupported,
 )
+from moorage.node.pods.report import status_of
 from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
 from moorage.node.pods.spec import BadContainer, SpecMaker
 from moorage.node.pods.status import StatusWriter

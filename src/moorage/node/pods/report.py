@@ -1,0 +1,192 @@
+"""pod.status as a kubelet would write it, from what is known of a pod's containers: pure functions.
+
+Owns: states of containers, phases and conditions with their reasons and messages, exactly as kubectl prints them.
+May not touch: processes, the API, a clock. What happens next is decided in `lifecycle.py`.
+Start reading at: `status_of`.
+
+The quality of service class is left out: the API server has set it when the pod was made, and refuses a status that
+says anything else.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.kube.objects.core import Container, Pod
+from moorage.kube.objects.meta import timestamp_text
+from moorage.node.pods.lifecycle import Attempt, Decision, is_sidecar
+
+_NOT_FOUND = "The container could not be located when the pod was terminated"
+
+State = dict[str, Any]
+
+
+def status_of(
+    pod: Pod,
+    attempts: Mapping[str, Attempt],
+    decision: Decision,
+    *,
+    host_ip: str,
+    started_at: float,
+    now: float,
+    reason: str = "",
+    message: str = "",
+) -> State:
+    """pod.status as the API server is to have it; conditions keep their time of change."""
+    init = [_container_status(one, pod, attempts, decision, is_init=True) for one in pod.spec.init_containers]
+    main = [_container_status(one, pod, attempts, decision, is_init=False) for one in pod.spec.containers]
+    if decision.is_over:
+        _end_all(pod, init, main, attempts)
+    phase = _phase(pod, attempts, decision)
+    status: State = {
+        "phase": phase,
+        "conditions": _conditions(pod, phase, init, main, decision, now=now),
+        "hostIP": host_ip,
+        "hostIPs": [{"ip": host_ip}],
+        "podIP": host_ip,
+        "podIPs": [{"ip": host_ip}],
+        "startTime": pod.status.start_time or timestamp_text(started_at),
+        "containerStatuses": main,
+    }
+    if pod.metadata.generation:
+        status["observedGeneration"] = pod.metadata.generation
+    if init:
+        status["initContainerStatuses"] = init
+    if reason or pod.status.reason:
+        status["reason"] = reason or None
+        status["message"] = message or None
+    return status
+
+
+def _phase(pod: Pod, attempts: Mapping[str, Attempt], decision: Decision) -> str:
+    """A pod runs once each of its containers has been started, however that went."""
+    lasting = [*(one for one in pod.spec.init_containers if is_sidecar(one)), *pod.spec.containers]
+    if decision.phase == "Running" and not all(one.name in attempts for one in lasting):
+        return "Pending"
+    return decision.phase
+
+
+def _container_status(
+    container: Container, pod: Pod, attempts: Mapping[str, Attempt], decision: Decision, *, is_init: bool
+) -> State:
+    attempt = attempts.get(container.name)
+    status: State = {
+        "name": container.name,
+        "image": container.image,
+        "imageID": "",
+        "restartCount": attempt.number if attempt else 0,
+        "ready": False,
+        "started": bool(attempt and attempt.is_running),
+        "lastState": {},
+    }
+    if attempt is not None:
+        status["containerID"] = f"moorage://{attempt.id}"
+        if attempt.previous is not None:
+            status["lastState"] = _terminated(attempt.previous)
+    held = decision.waiting.get(container.name)
+    if attempt is None:
+        reason, message = held or ("PodInitializing" if pod.spec.init_containers else "ContainerCreating", "")
+        status["state"] = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    elif attempt.is_running:
+        status["state"] = {"running": {"startedAt": timestamp_text(attempt.started)}}
+        status["ready"] = not is_init or is_sidecar(container)
+    elif held is not None:
+        status["state"] = {"waiting": {"reason": held[0], "message": held[1]}}
+        status["lastState"] = _terminated(attempt)
+    else:
+        status["state"] = _terminated(attempt)
+        status["ready"] = is_init and not is_sidecar(container) and attempt.exit_code == 0
+    return status
+
+
+def _terminated(attempt: Attempt) -> State:
+    code = attempt.exit_code if attempt.exit_code is not None else 137
+    reason = attempt.reason or ("Completed" if code == 0 else "Error")
+    body: State = {
+        "exitCode": code,
+        "reason": reason,
+        "startedAt": timestamp_text(attempt.started),
+        "finishedAt": timestamp_text(attempt.finished or attempt.started),
+        "containerID": f"moorage://{attempt.id}",
+    }
+    if attempt.message:
+        body["message"] = attempt.message
+    return {"terminated": body}
+
+
+def _end_all(pod: Pod, init: list[State], main: list[State], attempts: Mapping[str, Attempt]) -> None:
+    """In a pod that is over nothing waits any more: what was never started counts as failed. Containers that were not
+    yet to be started are left: main ones as long as the pod was not initialized, and those that follow the last init
+    container that was."""
+    begun = [number for number, one in enumerate(pod.spec.init_containers) if one.name in attempts]
+    lost = init[: max(begun, default=0) + 1]
+    if not init or _is_initialized(init[-1], pod) or any(one.name in attempts for one in pod.spec.containers):
+        lost += main
+    for status in lost:
+        if "waiting" in status["state"]:
+            status["state"] = {
+                "terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": _NOT_FOUND}
+            }
+
+
+def _is_initialized(status: State, pod: Pod) -> bool:
+    """An init container that lets the next one begin: a sidecar that runs, any other that has ended well."""
+    container = next(one for one in pod.spec.init_containers if one.name == status["name"])
+    return bool(status["started"] if is_sidecar(container) else status["ready"])
+
+
+def _conditions(
+    pod: Pod, phase: str, init: list[State], main: list[State], decision: Decision, *, now: float
+) -> list[State]:
+    is_over = phase in ("Succeeded", "Failed")
+    has_begun = bool(decision.waiting) or any("containerID" in one for one in (*init, *main))
+    ready = _readiness(pod, phase, init, main)
+    found = [
+        ("PodReadyToStartContainers", has_begun and not is_over, {}),
+        ("Initialized", *_initialization(pod, phase, init, main)),
+        ("Ready", not ready, ready),
+        ("ContainersReady", not ready, ready),
+        ("PodScheduled", True, {}),
+    ]
+    return [condition_of(pod, *one, now=now) for one in found]
+
+
+def _initialization(pod: Pod, phase: str, init: list[State], main: list[State]) -> tuple[bool, Mapping[str, str]]:
+    if phase == "Succeeded":
+        return True, {"reason": "PodCompleted"}
+    if any("waiting" not in one["state"] for one in main):
+        return True, {}  # a sidecar that is being started again takes nothing back
+    left = [one["name"] for one in init if not _is_initialized(one, pod)]
+    if not left:
+        return True, {}
+    text = f"containers with incomplete status: [{' '.join(left)}]"
+    return False, {"reason": "ContainersNotInitialized", "message": text}
+
+
+def _readiness(pod: Pod, phase: str, init: list[State], main: list[State]) -> Mapping[str, str]:
+    """Why the pod is not ready; empty when it is."""
+    if phase in ("Succeeded", "Failed"):
+        return {"reason": "PodCompleted" if phase == "Succeeded" else "PodFailed"}
+    sidecars = {one.name for one in pod.spec.init_containers if is_sidecar(one)}
+    lasting = [*(one for one in init if one["name"] in sidecars), *main]
+    unready = [one["name"] for one in lasting if not one["ready"]]
+    if not unready:
+        return {}
+    return {"reason": "ContainersNotReady", "message": f"containers with unready status: [{' '.join(unready)}]"}
+
+
+def condition_of(pod: Pod, kind: str, holds: bool, why: Mapping[str, str], *, now: float) -> State:
+    """One condition; it keeps its time as long as it says the same."""
+    wanted = "True" if holds else "False"
+    known = next((one for one in pod.status.conditions if one.type == kind), None)
+    since = known.last_transition_time if known is not None and known.status == wanted else None
+    condition: State = {
+        "type": kind,
+        "status": wanted,
+        "lastProbeTime": None,
+        "lastTransitionTime": since or timestamp_text(now),
+        "reason": why.get("reason"),  # None: a strategic patch would keep the old one
+        "message": why.get("message"),
+    }
+    if pod.metadata.generation:
+        condition["observedGeneration"] = pod.metadata.generation
+    return condition
