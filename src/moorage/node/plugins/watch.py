@@ -1,7 +1,7 @@
 """The registration directory: which plugin sockets are in it now.
 
 Owns: inotify on the directory tree and the rescan that makes up for lost events.
-May not touch: the sockets' content; `handshake.py` speaks to them.
+May not touch: the sockets' content; `manager.py` speaks to them.
 Start reading at: `watch`.
 """
 
@@ -27,17 +27,15 @@ _EVENTS = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DEL
 def sockets_below(directory: Path) -> dict[str, Identity]:
     """Every unix socket in the tree whose name does not begin with a dot; the suffix does not matter."""
     found: dict[str, Identity] = {}
-    for folder, _, _ in _walk(directory):
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if stat.S_ISSOCK(status.st_mode):
-                    found[entry.path] = (status.st_dev, status.st_ino, status.st_mtime_ns)
+    for folder, _, names in os.walk(directory):  # a directory that goes away meanwhile is passed over
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                status = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if stat.S_ISSOCK(status.st_mode) and not name.startswith("."):
+                found[path] = (status.st_dev, status.st_ino, status.st_mtime_ns)
     return found
 
 
@@ -45,31 +43,24 @@ async def watch(directory: Path, rescan_s: float = _RESCAN_S) -> AsyncIterator[d
     """The sockets now, and again after every change; the same answer may come twice."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o755)
     with Inotify() as inotify:
-        watched: set[str] = set()
         while True:
-            _watch_tree(inotify, directory, watched)
+            _watch_tree(inotify, directory)
             yield sockets_below(directory)
             try:
                 async with asyncio.timeout(rescan_s):
-                    event = await inotify.get()
-                if Mask.DELETE_SELF in event.mask or Mask.IGNORED in event.mask:
-                    watched.clear()
+                    await inotify.get()
             except TimeoutError:
-                watched.clear()
+                continue
             await asyncio.sleep(_SETTLE_S)  # a plugin binds, listens and changes modes in one go
 
 
-def _watch_tree(inotify: Inotify, directory: Path, watched: set[str]) -> None:
+def _watch_tree(inotify: Inotify, directory: Path) -> None:
+    """Watch every directory there is now. Each time anew: one of the same name may be another than before."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-    for folder, _, _ in _walk(directory):
-        if folder in watched:
-            continue
+    for folder, _, _ in os.walk(directory):
         try:
             inotify.add_watch(folder, _EVENTS)
-            watched.add(folder)
+        except FileNotFoundError:
+            continue
         except OSError as error:
             log.warning("directory cannot be watched, only rescanned", path=folder, reason=str(error))
-
-
-def _walk(directory: Path) -> list[tuple[str, list[str], list[str]]]:
-    return list(os.walk(directory, onerror=None))
