@@ -47,17 +47,16 @@ class Cgroups:
         found = [self._pod(root, uid) / container for _, root in self._hierarchies]
         return [str(directory) for directory in found if directory.is_dir()]
 
-    def was_out_of_memory(self, uid: str, container: str) -> bool:
-        """Whether the kernel has killed something of this container for want of memory."""
+    def oom_kills(self, uid: str, container: str) -> int:
+        """How often the kernel has killed something of this container, in any of its attempts, for want of memory."""
         for version, root in self._hierarchies:
-            directory = self._pod(root, uid) / container
-            name = "memory.events" if version == 2 else "memory.oom_control"
-            with contextlib.suppress(OSError):
-                for line in (directory / name).read_text().splitlines():
+            path = self._pod(root, uid) / container / ("memory.events" if version == 2 else "memory.oom_control")
+            with contextlib.suppress(OSError, ValueError):
+                for line in path.read_text().splitlines():
                     key, _, value = line.partition(" ")
-                    if key == "oom_kill" and value.strip() not in ("", "0"):
-                        return True
-        return False
+                    if key == "oom_kill":
+                        return int(value)
+        return 0
 
     def remove(self, uid: str) -> None:
         """Remove the pod's groups; one that still holds a process is left and said so."""

@@ -5,7 +5,7 @@ May not touch: processes, the API, a clock. How it is told is in `report.py`.
 Start reading at: `decide`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from moorage.kube.objects.core import Container, Pod
@@ -13,6 +13,7 @@ from moorage.kube.objects.core import Container, Pod
 BACKOFF_START_S = 10.0
 BACKOFF_MAX_S = 300.0
 STEADY_S = 600.0  # a container that ran this long has its back-off forgotten
+CRASH_LOOP = "CrashLoopBackOff"
 START_ERROR = "StartError"  # the reason of an attempt whose program was never executed
 IMAGE = "host"
 
@@ -173,4 +174,11 @@ def _crash_loop(container: Container, pod: Pod, attempt: Attempt | None) -> tupl
     seconds = int(_due(attempt) - attempt.finished) if attempt else 0
     shown = f"{seconds // 60}m{seconds % 60}s" if seconds >= 60 else f"{seconds}s"
     text = f"back-off {shown} restarting failed container={container.name} pod={pod.name}_{pod.namespace}({pod.uid})"
-    return ("CrashLoopBackOff", text)
+    return (CRASH_LOOP, text)
+
+
+def first_to_end(pod: Pod, running: Set[str]) -> Set[str]:
+    """Which of the running containers are to end first: all but sidecars, and then these, the last one first, so that
+    each finds what it was started beside as long as it runs."""
+    sidecars = [one.name for one in pod.spec.init_containers if is_sidecar(one) and one.name in running]
+    return running - set(sidecars) or set(sidecars[-1:])

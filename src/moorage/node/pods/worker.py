@@ -5,9 +5,11 @@ Start reading at: `PodWorker.run`, `PodWorker.sync`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from moorage.errors import MoorageError
 from moorage.kube.client import Client
@@ -15,15 +17,19 @@ from moorage.kube.errors import ApiError, Conflict, NotFound
 from moorage.kube.events import Recorder
 from moorage.kube.objects.core import Container as ContainerSpec
 from moorage.kube.objects.core import Pod
-from moorage.kube.objects.meta import seconds_of
+from moorage.kube.objects.meta import ObjectReference, reference_to, seconds_of
 from moorage.log import get_logger
 from moorage.node.layout import Layout, PodUid
 from moorage.node.pods import housekeeping
+from moorage.node.pods.attempts import attempts_of
 from moorage.node.pods.cgroups import Cgroups
 from moorage.node.pods.lifecycle import (
+    CRASH_LOOP,
+    START_ERROR,
     Attempt,
     Decision,
     decide,
+    first_to_end,
     foreign_images,
     next_streak,
     unsupported,
@@ -41,6 +47,8 @@ _CONFIG_RETRY_S = 10.0
 _MOUNT_PATIENCE_S = 123.0
 _ORPHAN_GRACE_S = 2.0
 _DEFAULT_GRACE_S = 30.0
+_LEAST_GRACE_S = 2.0
+_KILL_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,8 @@ class PodWorker:
         self._config_errors: dict[str, tuple[str, str]] = {}
         self._is_prepared = False
         self._looked_after: set[tuple[str, int]] = set()
+        self._backed_off: dict[str, int] = {}  # the attempt after which a back-off was last told of
+        self._asked: dict[str, float] = {}  # containers that were asked to end, and when
 
     def wake(self) -> None:
         self._wake.set()
@@ -137,16 +147,18 @@ class PodWorker:
             waiting_phase = decision.phase if attempts else "Pending"
             self._tell(pod, Decision(phase=waiting_phase, waiting=decision.waiting))
             return self._mount_patience(pod, now)
-        for name in decision.start:
+        tried = decision.start
+        for name in tried:
             await self._start(pod, name, attempts.get(name))
-        if decision.start:
+        if tried:
             attempts = self._attempts()
             decision = decide(pod, attempts, tools.clock())
-        held = {name: text for name, text in self._config_errors.items() if name not in attempts}
+        held = self._config_errors
         self._tell(pod, Decision((), None, decision.phase, {**decision.waiting, **held}))
+        self._tell_back_off(pod, decision, attempts)
         times = [] if decision.look_again_at is None else [max(0.0, decision.look_again_at - tools.clock())]
         if held or decision.start:
-            times.append(_CONFIG_RETRY_S)
+            times.append(_CONFIG_RETRY_S if set(decision.start) <= {*tried, *held} else 0.0)
         deadline = self._deadline(pod)
         if deadline is not None:
             times.append(max(0.05, deadline - tools.clock()))
@@ -160,13 +172,21 @@ class PodWorker:
             self._looked_after |= due
             await self._tools.volumes.publish_again(self.uid, self._tools.specs.is_lost)
 
+    def _tell_back_off(self, pod: Pod, decision: Decision, attempts: Mapping[str, Attempt]) -> None:
+        for name, (reason, _) in decision.waiting.items():
+            number = attempts[name].number
+            if reason == CRASH_LOOP and self._backed_off.get(name) != number:
+                self._backed_off[name] = number
+                text = f"Back-off restarting failed container {name} in pod {pod.name}_{pod.namespace}({pod.uid})"
+                self._tools.recorder.warning(_part(pod, name), "BackOff", text)
+
     def _prepare(self, pod: Pod) -> None:
         self._is_prepared = True
         self._tools.cgroups.prepare(pod)
         for text in unsupported(pod):
             self._tools.recorder.warning(pod, "Unsupported", text)
-        for text in foreign_images(pod).values():
-            self._tools.recorder.warning(pod, "Failed", f"Failed to pull image: {text}")
+        for name, text in foreign_images(pod).items():
+            self._tools.recorder.warning(_part(pod, name), "Failed", f"Failed to pull image: {text}")
 
     def _mount_patience(self, pod: Pod, now: float) -> float:
         left = self._mount_warned_at + _MOUNT_PATIENCE_S - now
@@ -190,7 +210,7 @@ class PodWorker:
         except (BadContainer, ApiError, OSError) as error:
             reason = error.reason if isinstance(error, BadContainer) else "CreateContainerError"
             self._config_errors[name] = (reason, str(error))
-            tools.recorder.warning(pod, "Failed", f"Error: {error}")
+            tools.recorder.warning(_part(pod, name), "Failed", f"Error: {error}")
             return
         self._config_errors.pop(name, None)
         directory = tools.layout.containers_of(pod.uid) / name / str(number)
@@ -198,20 +218,23 @@ class PodWorker:
         container = Container(pod.uid, name, number, directory, log_file)
         attempts.append(container)
         owner = {"namespace": pod.namespace, "pod": pod.name, "streak": next_streak(last)}
+        if number:  # the group outlives its attempts: what was killed before is not this one's
+            owner["oom_kills"] = tools.cgroups.oom_kills(pod.uid, name)
         try:
             await tools.runtime.start(container, {**document, **owner})
-            tools.recorder.normal(pod, "Started", f"Started container {name}")
+            tools.recorder.normal(_part(pod, name), "Started", f"Started container {name}")
         except (ContainerFailed, OSError) as error:  # OSError: the root directory is full or read-only
             now = tools.clock()
             container.state = {
                 "exit_code": 128,
-                "reason": "StartError",
+                "reason": START_ERROR,
                 "message": str(error),
                 "started": now,
                 "finished": now,
                 **container.state,
             }
-            tools.recorder.warning(pod, "Failed", f"Error: failed to start container {name}: {error}")
+            text = f"Error: failed to start container {name}: {error}"
+            tools.recorder.warning(_part(pod, name), "Failed", text)
         while len(attempts) > 2:
             housekeeping.remove_attempt(attempts.pop(0))
 
@@ -222,7 +245,10 @@ class PodWorker:
         now = tools.clock()
         running = [one for attempts in self.containers.values() for one in attempts if one.is_running]
         if running:
-            return self._stop(running, pod, now)
+            again_s = self._stop(running, pod, now)
+            if pod is not None and not self.is_gone and not self.is_draining:
+                self._tell(pod, Decision(phase=self._phase(pod)))
+            return again_s
         if pod is not None and not self.is_gone and not self.is_draining:
             self._tell(pod, self._final(pod))
         tools.volumes.release(self.uid)
@@ -247,20 +273,33 @@ class PodWorker:
         return None
 
     def _stop(self, running: list[Container], pod: Pod | None, now: float) -> float:
+        """Ask each container to end when it is its turn, and kill it when its time is over."""
         grace_s = self._grace()
         if self._stop_at is None:
             self._stop_at = now + grace_s
-            for container in running:
-                self._tools.runtime.stop(container)
-                if pod is not None:
-                    self._tools.recorder.normal(pod, "Killing", f"Stopping container {container.name}")
             self._tools.volumes.hold(self.uid)
         self._stop_at = min(self._stop_at, now + grace_s)
-        if now >= self._stop_at:
-            for container in running:
+        names = {one.name for one in running}
+        turn = first_to_end(pod, names) if pod is not None and now < self._stop_at else names
+        for container in running:
+            if container.name in turn and container.id not in self._asked:
+                self._asked[container.id] = now
+                self._tools.runtime.stop(container)
+                if pod is not None:
+                    text = f"Stopping container {container.name}"
+                    self._tools.recorder.normal(_part(pod, container.name), "Killing", text)
+        times = []
+        for container in running:
+            kill_at = max(self._stop_at, self._asked.get(container.id, now) + self._least_grace(container, pod))
+            if now >= kill_at:
                 self._tools.runtime.kill(container)
-            return 5.0
-        return self._stop_at - now
+            times.append(kill_at - now if now < kill_at else _KILL_AGAIN_S)
+        return min(times)
+
+    def _least_grace(self, container: Container, pod: Pod | None) -> float:
+        """A sidecar whose turn comes when the others have used up the time still gets a moment."""
+        is_last = pod is not None and any(one.name == container.name for one in pod.spec.init_containers)
+        return min(_LEAST_GRACE_S, self._grace()) if is_last else 0.0
 
     def _grace(self) -> float:
         pod = self.pod
@@ -284,6 +323,7 @@ class PodWorker:
         if deadline is not None and self._tools.clock() >= deadline:
             self._over = Decision(phase="Failed", is_over=True)
             self._over_reason = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+            self._tools.recorder.normal(pod, *self._over_reason)
             return True
         return False
 
@@ -291,6 +331,11 @@ class PodWorker:
         if pod.spec.active_deadline_seconds is None:
             return None
         return (seconds_of(pod.status.start_time) or self._first_seen) + pod.spec.active_deadline_seconds
+
+    def _phase(self, pod: Pod) -> str:
+        """The phase that a pod has until all of its containers have ended."""
+        last = self._tools.statuses.last(self.uid)
+        return str(last["phase"]) if last is not None else pod.status.phase or "Pending"
 
     def _final(self, pod: Pod) -> Decision:
         if self._over is not None:
@@ -301,40 +346,10 @@ class PodWorker:
         return Decision(phase="Succeeded" if all_well else "Failed", is_over=True)
 
     def _attempts(self) -> dict[str, Attempt]:
-        found = {}
-        for name, containers in self.containers.items():
-            previous: Attempt | None = None
-            for container in containers[-2:]:
-                previous = self._attempt(container, previous)
-            if previous is not None:
-                found[name] = previous
-        return found
-
-    def _attempt(self, container: Container, previous: Attempt | None) -> Attempt:
-        state: dict[str, Any] = container.state
-        reason = str(state.get("reason") or "")
-        if (
-            not reason
-            and state.get("exit_code") == 137
-            and self._tools.cgroups.was_out_of_memory(self.uid, container.name)
-        ):
-            reason = "OOMKilled"
-        return Attempt(
-            number=container.attempt,
-            is_running=container.is_running,
-            started=float(state.get("started") or 0.0),
-            finished=float(state.get("finished") or state.get("started") or 0.0),
-            exit_code=None if container.is_running else container.exit_code,
-            signal=int(state.get("signal") or 0),
-            reason=reason,
-            message=str(state.get("message") or ""),
-            streak=int(housekeeping.spec_of(container.directory).get("streak") or 0) if not container.is_running else 0,
-            id=container.id,
-            previous=previous,
-        )
+        return attempts_of(self.containers, self._tools.cgroups)
 
     def _tell(self, pod: Pod, decision: Decision) -> None:
-        reason, message = self._over_reason
+        reason, message = self._over_reason if decision.is_over else (pod.status.reason, pod.status.message)
         status = status_of(
             pod,
             self._attempts(),
@@ -365,3 +380,9 @@ def _steady(status: dict[str, Any], last: dict[str, Any] | None) -> dict[str, An
 
 def _container_named(pod: Pod, name: str) -> ContainerSpec:
     return next(one for one in (*pod.spec.init_containers, *pod.spec.containers) if one.name == name)
+
+
+def _part(pod: Pod, name: str) -> ObjectReference:
+    """One container of a pod, as the subject of an event."""
+    kind = "initContainers" if any(one.name == name for one in pod.spec.init_containers) else "containers"
+    return msgspec.structs.replace(reference_to(pod), field_path=f"spec.{kind}{{{name}}}")

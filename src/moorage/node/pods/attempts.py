@@ -1,0 +1,62 @@
+"""What is known of the attempts at a pod's containers, as values to decide and report with.
+
+Owns: reading state, specification and control group of an attempt. Decides nothing.
+Start reading at: `attempts_of`.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from moorage.node.pods.cgroups import Cgroups
+from moorage.node.pods.housekeeping import spec_of
+from moorage.node.pods.lifecycle import Attempt
+from moorage.node.pods.runtime import Container
+
+_KILLED = 137
+
+
+def attempts_of(containers: Mapping[str, Sequence[Container]], cgroups: Cgroups) -> dict[str, Attempt]:
+    """The newest attempt at each container, with the one before."""
+    found = {}
+    for name, every in containers.items():
+        previous: Attempt | None = None
+        for container, following in pairwise((*every[-2:], None)):
+            if container is not None:
+                previous = _attempt(container, following, previous, cgroups)
+        if previous is not None:
+            found[name] = previous
+    return found
+
+
+def _attempt(container: Container, following: Container | None, previous: Attempt | None, cgroups: Cgroups) -> Attempt:
+    state: dict[str, Any] = container.state
+    spec = {} if container.is_running else spec_of(container.directory)
+    reason = str(state.get("reason") or "")
+    if not reason and state.get("exit_code") == _KILLED and _was_out_of_memory(container, spec, following, cgroups):
+        reason = "OOMKilled"
+    return Attempt(
+        number=container.attempt,
+        is_running=container.is_running,
+        started=float(state.get("started") or 0.0),
+        finished=float(state.get("finished") or state.get("started") or 0.0),
+        exit_code=None if container.is_running else container.exit_code,
+        signal=int(state.get("signal") or 0),
+        reason=reason,
+        message=str(state.get("message") or ""),
+        streak=int(spec.get("streak") or 0),
+        id=container.id,
+        previous=previous,
+    )
+
+
+def _was_out_of_memory(
+    container: Container, spec: Mapping[str, Any], following: Container | None, cgroups: Cgroups
+) -> bool:
+    """Whether the kernel has killed something in the container's group, which all attempts share, from its start to
+    the next one's."""
+    if following is None:
+        kills = cgroups.oom_kills(container.uid, container.name)
+    else:
+        kills = int(spec_of(following.directory).get("oom_kills") or 0)
+    return kills > int(spec.get("oom_kills") or 0)
