@@ -34,22 +34,27 @@ class BlockMounter:
         self._registry = registry
         self._fetch = fetch
 
-    async def stage(self, use: Use, is_staged: bool) -> None:
+    async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         source = _block(use.source)
         if is_staged:
             return
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "device")
         await self._fetch.confirm_attached(use)
-        attachment = attachment_name(source.driver, source.handle, self._node)
-        metadata.write(self._layout.block_data(source.spec_name), metadata.for_pod(source, self._node, attachment))
         if rules.STAGE not in capabilities:
+            self._write_data(source)
             return
         extras = await self._fetch.for_stage(use, source)
         staging = self._layout.block_staging(source.spec_name)
+        self._write_data(source)
         if not mountinfo.mount_at(staging):
             staging.mkdir(parents=True, exist_ok=True, mode=0o750)
         request = wire.stage_request(use, source, staging, extras, capabilities)
-        await called("device", driver.client.NodeStageVolume(request))
+        try:
+            await called("device", driver.client.NodeStageVolume(request))
+        except StepFailed as error:
+            if error.failure is Failure.FINAL and not is_reconstructed:
+                self._after_stage_refusal(source.spec_name, error)
+            raise
 
     async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
         source = _block(use.source)
@@ -59,12 +64,21 @@ class BlockMounter:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         staging = self._layout.block_staging(source.spec_name)
         request = wire.publish_request(use, source, staging, target, extras, capabilities)
-        await called("pod", driver.client.NodePublishVolume(request))
-        await in_thread(self._map, source.spec_name, use.pod.uid, target)
+        try:
+            await called("pod", driver.client.NodePublishVolume(request))
+        except StepFailed as error:
+            if error.failure is Failure.FINAL and state is not State.MOUNTED and not is_reconstructed:
+                self._after_publish_refusal(target, error)
+            raise
+        try:
+            await in_thread(self._map, source.spec_name, use.pod.uid, target)
+        except (MoorageError, OSError) as error:  # the driver has published: it must be told to undo that
+            message = f"device of volume {source.spec_name} cannot be mapped: {error}"
+            raise StepFailed(Failure.UNCERTAIN, "pod", message) from error
 
     def _map(self, spec_name: str, uid: PodUid, published: Path) -> None:
         if not stat.S_ISBLK(os.stat(published).st_mode):
-            raise StepFailed(Failure.UNCERTAIN, "pod", f"the driver published no block device at {published}")
+            raise MoorageError(f"the driver published no block device at {published}")
         device = self._layout.block_map(spec_name, uid)
         device.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         if mountinfo.mount_at(device) is None:
@@ -79,8 +93,37 @@ class BlockMounter:
             link.unlink(missing_ok=True)
             link.symlink_to(device)
 
+    def _write_data(self, source: CsiSource) -> None:
+        attachment = attachment_name(source.driver, source.handle, self._node)
+        metadata.write(self._layout.block_data(source.spec_name), metadata.for_pod(source, self._node, attachment))
+
+    def _after_stage_refusal(self, spec_name: str, error: StepFailed) -> None:
+        """Remove what was prepared; if there is something at the staging path, the refusal is not believed."""
+        staging = self._layout.block_staging(spec_name)
+        is_clean = not os.path.lexists(staging) or (staging.is_dir() and not any(staging.iterdir()))
+        if mountinfo.mount_at(staging) is not None or not is_clean:
+            error.failure = Failure.UNCERTAIN
+            return
+        if (self._layout.block_devices / "publish" / spec_name).exists():
+            return  # a pod may still have it: what its unpublishing needs to know is kept
+        try:
+            remove_empty(staging)
+            self._remove_data(spec_name)
+        except MoorageError as left:
+            log.warning("directory is left behind", path=str(staging), reason=str(left))
+            error.failure = Failure.UNCERTAIN
+
+    def _after_publish_refusal(self, target: Path, error: StepFailed) -> None:
+        """The same for the publish target, which is a mounted device or a node of one."""
+        if mountinfo.mount_at(target) is not None or target.is_block_device():
+            error.failure = Failure.UNCERTAIN
+            return
+        if target.is_file() and not target.stat().st_size:
+            target.unlink()
+        remove_empty_up_to(target.parent, self._layout.block_devices)
+
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
-        source = _block(volume.source)
+        source = _block(volume.source_of(uid))
         data = self._data(source)
         await in_thread(self._unmap, source.spec_name, uid)
         driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
@@ -125,7 +168,11 @@ class BlockMounter:
             remove_empty(staging)
         else:
             staging.unlink(missing_ok=True)
-        metadata.remove(self._layout.block_data(source.spec_name))
+        self._remove_data(source.spec_name)
+
+    def _remove_data(self, spec_name: str) -> None:
+        metadata.remove(self._layout.block_data(spec_name))
+        base = self._layout.block_devices / spec_name
         for directory in (base / "data", base / "dev", base):
             remove_empty(directory)
 

@@ -60,7 +60,7 @@ class FilesystemMounter:
         self._fetch = fetch
         self._progress = progress
 
-    async def stage(self, use: Use, is_staged: bool) -> None:
+    async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         source = _csi(use.source)
         obstacle = rules.lifecycle_obstacle(source, self._fetch.driver_spec(source.driver))
         if obstacle:
@@ -84,7 +84,7 @@ class FilesystemMounter:
         try:
             await called("device", driver.client.NodeStageVolume(request))
         except StepFailed as error:
-            if error.failure is Failure.FINAL and not is_staged:
+            if error.failure is Failure.FINAL and not is_staged and not is_reconstructed:
                 self._after_refusal(target, directory, error)
             raise
 
@@ -113,11 +113,12 @@ class FilesystemMounter:
             await self._apply_group(use, target)
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
-        source = _csi(volume.source)
+        source = _csi(volume.source_of(uid))
         directory = self._layout.csi_volume(uid, source.spec_name)
         target = directory / "mount"
+        self._fetch.forget_pod(uid)
         unmount_subpaths(self._layout, uid, source.spec_name)
-        data = _data_or(directory, {"driverName": source.driver, "volumeHandle": source.handle})
+        data = _data_or(directory, target, source)
         if data is not None:
             driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
             request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
@@ -134,7 +135,7 @@ class FilesystemMounter:
         held_by = await in_thread(self._references, target)
         if held_by:
             raise StepFailed(Failure.TRANSIENT, "device", f"{target} is still mounted at {', '.join(sorted(held_by))}")
-        data = _data_or(directory, None)
+        data = _data_or(directory, target, source)
         if data is not None:
             driver, capabilities = await driver_and_capabilities(self._registry, data["driverName"], "device")
             if rules.STAGE in capabilities:
@@ -149,14 +150,15 @@ class FilesystemMounter:
         """Pods of this agent that still show what is mounted at the staging path."""
         table = mountinfo.mounts()
         staged = mountinfo.mount_at(target, table)
-        if staged is None or mounts.is_corrupted(target):
+        if staged is None:
             return set()
         below = f"{self._layout.pods}/"
-        return {
+        found = {
             one.target
             for one in table
             if (one.device, one.root) == (staged.device, staged.root) and one.target.startswith(below)
         }
+        return found if found and not mounts.is_corrupted(target) else set()  # what hangs is not asked without need
 
     def _after_refusal(self, target: Path, directory: Path, error: StepFailed) -> None:
         """Remove what was prepared; if something is mounted nevertheless, the refusal is not believed."""
@@ -235,16 +237,16 @@ def unmount_subpaths(layout: Layout, uid: PodUid, volume: str) -> None:
     remove_empty_tree(directory)
 
 
-def _data_or(directory: Path, fallback: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """The volume's data; without any, `fallback` if something is mounted there."""
+def _data_or(directory: Path, target: Path, source: CsiSource) -> Mapping[str, str] | None:
+    """Whom to ask to undo a mount, from the volume's data; where that is lost, from what else is known of the volume.
+    None when nothing was ever asked for: there is no data, and nothing is mounted."""
+    known = {"driverName": source.driver, "volumeHandle": source.handle}
     try:
         data = metadata.read(directory)
     except metadata.UnreadableVolumeData as error:
         log.warning("volume data is unreadable", reason=str(error))
-        return fallback
-    if data is None and fallback is not None and _is_mounted(directory / "mount"):
-        return fallback
-    return data
+        return known
+    return known if data is None and _is_mounted(target) else data
 
 
 def _is_mounted(target: Path) -> bool:

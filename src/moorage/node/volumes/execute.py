@@ -35,7 +35,7 @@ log = get_logger(__name__)
 class Mounter(Protocol):
     """One kind of volume: each method ends in the state it names, or raises."""
 
-    async def stage(self, use: Use, is_staged: bool) -> None: ...
+    async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None: ...
 
     async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None: ...
 
@@ -77,13 +77,16 @@ class Executor:
             return Outcome(error.failure, error.step, str(error))
         except (MoorageError, OSError) as error:
             return Outcome(Failure.TRANSIENT, "device", str(error))
+        except Exception as error:  # a volume with a step that never ends would stay for ever
+            log.exception("volume step failed unexpectedly", action=action.kind, volume=volume.name)
+            return Outcome(Failure.UNCERTAIN, "device", repr(error))
 
     async def _mount(self, use: Use, volume: ActualVolume) -> Outcome:
         mounter = self._for(use.source)
         reached = Outcome()
         step = "device"
         try:
-            await mounter.stage(use, volume.device is State.MOUNTED)
+            await mounter.stage(use, volume.device is State.MOUNTED, volume.device_is_reconstructed)
             reached = replace(reached, staged=True)
             step = "pod"
             known = volume.pods.get(use.pod.uid)

@@ -120,7 +120,7 @@ def _add_csi(found: Observed, source: CsiSource, uid: PodUid) -> None:
 
 def _add(found: Observed, name: VolumeName, source: CsiSource | PlainSource, uid: PodUid) -> None:
     volume = found.volumes.setdefault(name, ActualVolume(name, source))
-    volume.pods[uid] = ActualPod(State.UNCERTAIN, is_reconstructed=True)
+    volume.pods[uid] = ActualPod(State.UNCERTAIN, is_reconstructed=True, source=source)
 
 
 def _directories(path: Path) -> Iterator[Path]:

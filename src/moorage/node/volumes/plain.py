@@ -65,7 +65,7 @@ class PlainMounter:
         self._layout = layout
         self._fetch = fetch
 
-    async def stage(self, use: Use, is_staged: bool) -> None:
+    async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         """There is no device."""
 
     async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:

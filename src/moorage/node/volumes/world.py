@@ -109,6 +109,7 @@ class ActualPod:
     state: State = State.ABSENT
     is_reconstructed: bool = False
     published_at: float = 0.0
+    source: CsiSource | PlainSource | None = None  # two PersistentVolumes may name one volume of a driver
 
 
 @dataclass(slots=True)
@@ -128,6 +129,11 @@ class ActualVolume:
     def state_of(self, uid: PodUid) -> State:
         pod = self.pods.get(uid)
         return pod.state if pod else State.ABSENT
+
+    def source_of(self, uid: PodUid) -> CsiSource | PlainSource:
+        """The volume as this pod has it: its directory bears the name of the pod's own PersistentVolume."""
+        pod = self.pods.get(uid)
+        return (pod.source if pod else None) or self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +252,8 @@ def settle(world: World, action: Action, outcome: Outcome, now: float) -> None:
 
 def _settle_mount(volume: ActualVolume, use: Use, outcome: Outcome, now: float) -> None:
     pod = volume.pods.setdefault(use.pod.uid, ActualPod())
+    if pod.state is State.ABSENT or outcome.published:
+        pod.source = use.source
     if outcome.staged:
         volume.device, volume.device_is_reconstructed = State.MOUNTED, False
         volume.source = use.source
