@@ -325,13 +325,21 @@ class Informers:
         key = (kind, namespace, labels, fields)
         informer = self._informers.get(key)
         if informer is None:
-            informer = Informer(
-                self.client, kind, namespace=namespace, labels=labels, fields=fields, resync_s=self._resync_s
+            informer = self._add(
+                key,
+                Informer(self.client, kind, namespace=namespace, labels=labels, fields=fields, resync_s=self._resync_s),
             )
-            self._informers[key] = informer
-            if self._running:
-                self._start(informer)
         return cast(Informer[T], informer)
+
+    def share(self, informer: Informer[T]) -> None:
+        """Run an informer that the caller made, and give it to all who ask for its kind."""
+        self._add((informer.kind, "", "", ""), informer)
+
+    def _add(self, key: tuple[type[Any], str, str, str], informer: Informer[Any]) -> Informer[Any]:
+        self._informers[key] = informer
+        if self._running:
+            self._start(informer)
+        return informer
 
     async def wait_synced(self) -> None:
         """Return when every informer asked for so far has taken in its first list."""

@@ -12,11 +12,13 @@ import asyncio
 import fcntl
 import os
 import time
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.errors import MoorageError, UsageError
+from moorage.kube.byname import ByNameInformer
 from moorage.kube.client import Client
 from moorage.kube.config import ApiConfig
 from moorage.kube.events import Recorder
@@ -82,8 +84,12 @@ class Agent:
         self.recorder = recorder
         self.nodes = informers.of(Node, fields=f"metadata.name={config.node_name}")
         self.drivers = informers.of(CSIDriver)
-        self.claims = informers.of(PersistentVolumeClaim)
-        self.pvs = informers.of(PersistentVolume)
+        self.claims = ByNameInformer(
+            client, PersistentVolumeClaim, wanted=self._wanted_claims, is_settled=_is_claim_settled
+        )
+        self.pvs = ByNameInformer(client, PersistentVolume, wanted=self._wanted_volumes)
+        informers.share(self.claims)
+        informers.share(self.pvs)
         self.pods_informer = informers.of(Pod, fields=f"spec.nodeName={config.node_name}")
         self.registry = Registry(call_timeout_s=config.call_timeout_s)
         self.fetch = Fetch(client, config.node_name, self.drivers)
@@ -121,6 +127,13 @@ class Agent:
             clock=time.time,
         )
         return PodManager(tools)
+
+    def _wanted_claims(self) -> Collection[str]:
+        return self.volumes.claims_wanted
+
+    def _wanted_volumes(self) -> Collection[str]:
+        claims = (self.claims.get(key) for key in self.volumes.claims_wanted)
+        return {claim.spec.volume_name for claim in claims if claim is not None and claim.spec.volume_name}
 
     def _volume_failed(self, action: Action, outcome: Outcome) -> None:
         if not isinstance(action, Mount):
@@ -255,6 +268,11 @@ def prepare_root(root: Path) -> int:
         os.close(lock)
         raise UsageError(f"another node agent uses {root}; give this one another --root-dir") from None
     return lock
+
+
+def _is_claim_settled(claim: PersistentVolumeClaim) -> bool:
+    """Nothing of it is expected to change soon: it is bound, and nobody is about to grow it."""
+    return claim.status.phase == "Bound" and not claim.status.allocated_resource_statuses
 
 
 def _refresh_period(agent: Agent, driver: str) -> float:

@@ -99,6 +99,7 @@ class FakeApi:
         self.transports: set[Any] = set()
         self.page_limit = 0
         self.lose_pages = False
+        self.may_list = True
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -227,6 +228,8 @@ class FakeApi:
         path, known = request.path, self.objects.get(request.path)
         body = await request.json() if request.can_read_body else {}
         match request.method:
+            case "GET" if not self.may_list and path.rsplit("/", 1)[1] == "configmaps":
+                return _status(403, "Forbidden")
             case "GET" if "watch" in request.query:
                 return await self._watch(request)
             case "GET" if known is not None:

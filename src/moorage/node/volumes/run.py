@@ -9,7 +9,7 @@ A pass costs what changed: an event names volumes, only those are planned; back-
 import asyncio
 import heapq
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
@@ -189,6 +189,11 @@ class VolumeManager:
             return False
         return True
 
+    @property
+    def claims_wanted(self) -> Collection[str]:
+        """The claims, as namespace/name, of every pod that is to run here."""
+        return self._by_claim.keys()
+
     def use_named(self, uid: PodUid, pod_volume: str) -> Use | None:
         """The use behind a name in pod.spec.volumes."""
         return next((use for use in self._uses_of(uid) if pod_volume in use.outer_names), None)
@@ -347,6 +352,8 @@ class VolumeManager:
                 uses[uid] = use
                 self._reset_expand(name)
                 self.look_at(name)
+        if needs.errors:  # what the pod has, be it from before a restart, it keeps until it is released
+            self.world.held.add(uid)
         if needs.errors != self._errors.get(uid, {}):
             self._errors[uid] = needs.errors
             self.on_moved(uid)
