@@ -1,8 +1,9 @@
 """A pod's own fields as text, for environment variables and downward files.
 
-Owns: fieldRef and resourceFieldRef. Pure.
+Owns: fieldRef and resourceFieldRef. Pure, but for the size of the machine.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,10 +52,21 @@ def resource_of(pod: Pod, reference: Mapping[str, Any], container: Container | N
         raise UnknownField(f"pod {pod.key}: resource {reference.get('resource')!r} cannot be shown to containers")
     held = chosen.resources.limits if kind == "limits" else chosen.resources.requests
     amount = Quantity.parse(held.get(resource, "0"))
+    if kind == "limits" and amount.amount == 0:
+        amount = Quantity.parse(_whole_machine(resource))
     divisor = Quantity.parse(reference.get("divisor") or "1")
     if divisor.amount == 0:
         divisor = Quantity.parse("1")
     return str(Quantity(amount.amount / divisor.amount).value)
+
+
+def _whole_machine(resource: str) -> str:
+    """A container without a limit may use all that the node has."""
+    if resource == "cpu":
+        return str(os.cpu_count() or 1)
+    if resource == "memory":
+        return str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return "0"
 
 
 def _quoted(value: str) -> str:

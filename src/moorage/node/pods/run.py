@@ -15,6 +15,9 @@ from moorage.node.pods.worker import PodWorker, Tools
 
 log = get_logger(__name__)
 
+# The shadow of a pod that a kubelet reads from a file: nothing is run for it, but it can be deleted.
+_MIRROR = "kubernetes.io/config.mirror"
+
 
 class PodManager:
     """Workers by pod UID."""
@@ -53,7 +56,7 @@ class PodManager:
             return
         uid = PodUid(pod.uid)
         is_new = uid not in self.workers
-        if is_new and new is None:
+        if is_new and (new is None or (_MIRROR in pod.annotations and not pod.is_deleting)):
             return
         worker = self._worker(uid)
         worker.pod = pod
@@ -73,12 +76,15 @@ class PodManager:
             worker.wake()
 
     def find(self, namespace: str, name: str, uid: str = "") -> PodWorker | None:
-        """The worker of a pod by its name."""
-        for worker in self.workers.values():
-            pod = worker.pod
-            if pod is not None and (pod.namespace, pod.name) == (namespace, name) and uid in ("", pod.uid):
-                return worker
-        return None
+        """The worker of a pod by its name. One that was made anew counts before one that is still being ended."""
+        found = [
+            worker
+            for worker in self.workers.values()
+            if (pod := worker.pod) is not None
+            and (pod.namespace, pod.name) == (namespace, name)
+            and uid in ("", pod.uid)
+        ]
+        return min(found, key=lambda worker: worker.is_gone, default=None)
 
     async def run(self) -> None:
         """Until cancelled; containers go on then."""

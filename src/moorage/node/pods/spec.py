@@ -8,12 +8,15 @@ import base64
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from moorage.errors import MoorageError
 from moorage.host import libc, mountinfo
 from moorage.kube.objects.core import ConfigMap, Container, Pod, PodSecurityContext, Secret, VolumeMount
+from moorage.kube.quantity import BadQuantity
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
 from moorage.node.volumes.csi import is_dead
@@ -23,7 +26,8 @@ from moorage.node.volumes.run import VolumeManager
 from moorage.node.volumes.world import CsiSource, PlainSource, Use
 
 _MS_SHARED = 1 << 20
-_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.\-][A-Za-z0-9_.\-]*)\)")
+_PASSWD = "/etc/passwd"
+_REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
 
 
 class BadContainer(MoorageError):
@@ -45,6 +49,14 @@ def expand(text: str, values: Mapping[str, str]) -> str:
         return values.get(match[1], match[0])
 
     return _REFERENCE.sub(replaced, text)
+
+
+def _expanded(text: str, values: Mapping[str, str]) -> str:
+    """`expand` for a path, where a name that is not known, or is empty, would lead somewhere else."""
+    missing = {name for name in _REFERENCE.findall(text) if name and not values.get(name)}
+    if missing:
+        raise BadContainer("CreateContainerConfigError", f"missing value for {', '.join(sorted(missing))}")
+    return expand(text, values)
 
 
 class SpecMaker:
@@ -69,11 +81,13 @@ class SpecMaker:
         privileged = bool(security.get("privileged"))
         mounts = [self._mount(pod, container, one, env, privileged) for one in container.volume_mounts]
         mounts.sort(key=lambda one: str(one["target"]).rstrip("/").count("/"))
+        who = identity(pod.spec.security_context, security, container.name)
+        hostname = pod.spec.hostname or pod.name
         return {
             "argv": argv,
-            "env": env,
+            "env": {"HOSTNAME": hostname, "HOME": _account(who["uid"]).home, **env},
             "cwd": container.working_dir,
-            "hostname": pod.spec.hostname or pod.name,
+            "hostname": hostname,
             "mounts": mounts,
             "devices": self._devices(pod, container),
             "hide": list(self._hide),
@@ -83,11 +97,12 @@ class SpecMaker:
             "no_new_privileges": security.get("allowPrivilegeEscalation") is False,
             "host_pid": pod.spec.host_pid,
             "host_ipc": pod.spec.host_ipc,
-            **identity(pod.spec.security_context, security, container.name),
+            **who,
         }
 
     async def environment(self, pod: Pod, container: Container) -> dict[str, str]:
-        env: dict[str, str] = {"HOSTNAME": pod.spec.hostname or pod.name}
+        """What the pod says; what a runtime adds to it is not for `$(NAME)`."""
+        env: dict[str, str] = {}
         for source in container.env_from:
             prefix = str(source.get("prefix") or "")
             for key, value in (await self._bulk(pod, source)).items():
@@ -114,7 +129,7 @@ class SpecMaker:
             raise BadContainer(
                 "CreateContainerError", f"volume {mount.name}: Bidirectional is only for privileged containers"
             )
-        sub_path = expand(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path
+        sub_path = _expanded(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path
         if sub_path.startswith("/") or ".." in sub_path.split("/"):
             raise BadContainer(
                 "CreateContainerConfigError", f"volume {mount.name}: subPath {sub_path!r} is not allowed"
@@ -168,10 +183,13 @@ class SpecMaker:
         return {}
 
     async def _value_from(self, pod: Pod, container: Container, held: Mapping[str, Any]) -> str | None:
-        if held.get("fieldRef"):
-            return fields.field_of(pod, str(held["fieldRef"].get("fieldPath")), self._host_ip)
-        if held.get("resourceFieldRef"):
-            return fields.resource_of(pod, held["resourceFieldRef"], container)
+        try:
+            if held.get("fieldRef"):
+                return fields.field_of(pod, str(held["fieldRef"].get("fieldPath")), self._host_ip)
+            if held.get("resourceFieldRef"):
+                return fields.resource_of(pod, held["resourceFieldRef"], container)
+        except (fields.UnknownField, BadQuantity) as error:
+            raise BadContainer("CreateContainerConfigError", str(error)) from error
         for key, kind in (("configMapKeyRef", ConfigMap), ("secretKeyRef", Secret)):
             reference = held.get(key)
             if reference:
@@ -216,10 +234,37 @@ def _ensure_propagates(path: Path, wanted: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """What a user is to have according to the image, here the host."""
+
+    gid: int = 0
+    home: str = "/"
+
+
+def _account(uid: int) -> _Account:
+    try:
+        return _accounts(os.stat(_PASSWD).st_mtime_ns).get(uid, _Account())
+    except OSError:
+        return _Account()
+
+
+@lru_cache(maxsize=1)
+def _accounts(_changed: int) -> dict[int, _Account]:
+    found: dict[int, _Account] = {}
+    for line in Path(_PASSWD).read_text(errors="replace").splitlines():
+        words = line.split(":")
+        if len(words) == 7 and words[2].isdecimal() and words[3].isdecimal():
+            found.setdefault(int(words[2]), _Account(int(words[3]), words[5] or "/"))
+    return found
+
+
 def identity(pod: PodSecurityContext | None, container: Mapping[str, Any], name: str) -> dict[str, Any]:
     """User and groups; the container's word counts before the pod's."""
     uid = container.get("runAsUser", pod.run_as_user if pod else None)
     gid = container.get("runAsGroup", pod.run_as_group if pod else None)
+    if gid is None and uid:
+        gid = _account(int(uid)).gid
     groups = list(pod.supplemental_groups) if pod else []
     if pod is not None and pod.fs_group is not None:
         groups.append(pod.fs_group)

@@ -1,0 +1,155 @@
+"""A container's environment, arguments and identity, from what its pod says."""
+
+import base64
+import os
+
+import msgspec
+import pytest
+
+from moorage.kube.objects.core import ConfigMap, Pod, Secret
+from moorage.node.layout import Layout
+from moorage.node.pods import spec
+from moorage.node.pods.spec import BadContainer, SpecMaker, expand, identity
+
+MAPS = {"cfg": {"K": "v", "L": "w"}}
+SECRETS = {"sec": {"p": "pass", "K": "secret"}}
+
+
+class Objects:
+    """ConfigMaps and secrets of one namespace."""
+
+    async def shared(self, kind, name, _namespace):
+        if kind is ConfigMap and name in MAPS:
+            return ConfigMap(data=MAPS[name])
+        if kind is Secret and name in SECRETS:
+            return Secret(data={key: base64.b64encode(text.encode()).decode() for key, text in SECRETS[name].items()})
+        return None
+
+
+class Volumes:
+    def use_named(self, _uid, _name):
+        return object()
+
+
+def maker(tmp_path):
+    return SpecMaker(Layout(tmp_path), Objects(), Volumes(), (), "10.0.0.7")
+
+
+def pod(**container):
+    document = {
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"app": "x"}},
+        "spec": {"nodeName": "n1", "containers": [{"name": "a", "image": "host", "command": ["true"], **container}]},
+    }
+    return msgspec.convert(document, Pod)
+
+
+async def made(tmp_path, **container):
+    found = pod(**container)
+    return await maker(tmp_path).make(found, found.spec.containers[0], [])
+
+
+def from_(**source):
+    return {"name": "X", "valueFrom": source}
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        (from_(fieldRef={"fieldPath": "metadata.name"}), "p"),
+        (from_(fieldRef={"fieldPath": "metadata.namespace"}), "ns"),
+        (from_(fieldRef={"fieldPath": "metadata.uid"}), "u"),
+        (from_(fieldRef={"fieldPath": "metadata.labels['app']"}), "x"),
+        (from_(fieldRef={"fieldPath": "metadata.annotations['none']"}), ""),
+        (from_(fieldRef={"fieldPath": "spec.nodeName"}), "n1"),
+        (from_(fieldRef={"fieldPath": "spec.serviceAccountName"}), "default"),
+        (from_(fieldRef={"fieldPath": "status.podIP"}), "10.0.0.7"),
+        (from_(fieldRef={"fieldPath": "status.hostIPs"}), "10.0.0.7"),
+        (from_(resourceFieldRef={"resource": "requests.cpu", "divisor": "1m"}), "250"),
+        (from_(resourceFieldRef={"resource": "requests.cpu"}), "1"),
+        (from_(resourceFieldRef={"resource": "requests.memory", "divisor": "1Mi"}), "0"),
+        (from_(resourceFieldRef={"resource": "limits.memory", "divisor": "1Mi"}), "64"),
+        (from_(resourceFieldRef={"resource": "limits.cpu"}), str(os.cpu_count())),  # not set: the whole node
+        (from_(configMapKeyRef={"name": "cfg", "key": "K"}), "v"),
+        (from_(secretKeyRef={"name": "sec", "key": "p"}), "pass"),
+        (from_(configMapKeyRef={"name": "cfg", "key": "none", "optional": True}), None),
+        (from_(secretKeyRef={"name": "none", "key": "p", "optional": True}), None),
+    ],
+)
+async def test_a_variable_comes_from_where_it_is_said_to(tmp_path, source, value):
+    resources = {"requests": {"cpu": "250m"}, "limits": {"memory": "64Mi"}}
+    env = (await made(tmp_path, env=[source], resources=resources))["env"]
+    assert env.get("X") == value
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        ({"env": [from_(configMapKeyRef={"name": "none", "key": "K"})]}, 'configmap "none" not found'),
+        ({"env": [from_(secretKeyRef={"name": "none", "key": "K"})]}, 'secret "none" not found'),
+        ({"env": [from_(configMapKeyRef={"name": "cfg", "key": "n"})]}, "couldn't find key n in ConfigMap ns/cfg"),
+        ({"env": [from_(secretKeyRef={"name": "sec", "key": "n"})]}, "couldn't find key n in Secret ns/sec"),
+        ({"env": [from_(fieldRef={"fieldPath": "status.phase"})]}, "status.phase"),
+        ({"env": [from_(resourceFieldRef={"resource": "nonsense"})]}, "nonsense"),
+        ({"envFrom": [{"configMapRef": {"name": "none"}}]}, 'configmap "none" not found'),
+        ({"envFrom": [{"secretRef": {"name": "none"}}]}, 'secret "none" not found'),
+        ({"securityContext": {"runAsNonRoot": True}}, "runAsNonRoot"),
+        ({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPathExpr": "a/$(NONE)"}]}, "missing value for NONE"),
+    ],
+)
+async def test_what_is_missing_is_a_configuration_error_in_words(tmp_path, container, words):
+    with pytest.raises(BadContainer) as raised:
+        await made(tmp_path, **container)
+    assert raised.value.reason == "CreateContainerConfigError"
+    assert words in str(raised.value)
+
+
+async def test_a_container_without_a_command_cannot_be_made(tmp_path):
+    with pytest.raises(BadContainer) as raised:
+        await made(tmp_path, command=[])
+    assert raised.value.reason == "CreateContainerError"
+
+
+async def test_later_sources_win_and_single_variables_win_over_whole_maps(tmp_path):
+    sources = [
+        {"configMapRef": {"name": "cfg"}},
+        {"prefix": "S_", "secretRef": {"name": "sec"}},
+        {"secretRef": {"name": "sec"}},
+        {"configMapRef": {"name": "none", "optional": True}},
+    ]
+    env = (await made(tmp_path, envFrom=sources, env=[{"name": "L", "value": "own"}]))["env"]
+    assert (env["K"], env["L"], env["S_K"], env["S_p"]) == ("secret", "own", "secret", "pass")
+
+
+async def test_references_reach_what_was_said_before_them(tmp_path):
+    env = [
+        {"name": "EARLY", "value": "$(LATE)"},
+        {"name": "LATE", "value": "1"},
+        {"name": "BOTH", "value": "$(LATE)-$(K)-$$(LATE)-$(2X)"},
+        {"name": "2X", "value": "2"},
+    ]
+    found = await made(
+        tmp_path, env=env, envFrom=[{"configMapRef": {"name": "cfg"}}], args=["$(BOTH)", "$(2X)", "$(HOSTNAME)", "$x"]
+    )
+    assert (found["env"]["EARLY"], found["env"]["BOTH"]) == ("$(LATE)", "1-v-$(LATE)-$(2X)")
+    # A runtime's own variables are there for the program, not for references to them.
+    assert found["argv"] == ["true", "1-v-$(LATE)-$(2X)", "2", "$(HOSTNAME)", "$x"]
+    assert found["env"]["HOSTNAME"] == "p"
+
+
+def test_brackets_that_are_not_closed_are_text():
+    assert expand("$(A $(A", {"A": "1"}) == "$(A $(A"
+    assert expand("$($(A))", {"A": "1"}) == "$($(A))"
+
+
+async def test_home_and_group_are_those_of_the_account(tmp_path, monkeypatch):
+    passwd = tmp_path / "passwd"
+    passwd.write_text("root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:33:34::/var/www:/bin/false\n")
+    monkeypatch.setattr(spec, "_PASSWD", str(passwd))
+    assert (await made(tmp_path))["env"]["HOME"] == "/root"
+    found = await made(tmp_path, securityContext={"runAsUser": 33})
+    assert (found["uid"], found["gid"], found["groups"], found["env"]["HOME"]) == (33, 34, [34], "/var/www")
+    found = await made(tmp_path, securityContext={"runAsUser": 4711}, env=[{"name": "HOME", "value": "/mine"}])
+    assert (found["uid"], found["gid"], found["env"]["HOME"]) == (4711, 0, "/mine")
+    assert identity(None, {"runAsUser": 33, "runAsGroup": 5}, "a")["gid"] == 5
+    passwd.unlink()
+    assert (await made(tmp_path))["env"]["HOME"] == "/"
