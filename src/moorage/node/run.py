@@ -85,9 +85,13 @@ class Agent:
         self.nodes = informers.of(Node, fields=f"metadata.name={config.node_name}")
         self.drivers = informers.of(CSIDriver)
         self.claims = ByNameInformer(
-            client, PersistentVolumeClaim, wanted=self._wanted_claims, is_settled=_is_claim_settled
+            client,
+            PersistentVolumeClaim,
+            wanted=self._wanted_claims,
+            is_settled=_is_claim_settled,
+            settled_s=config.sync_s,
         )
-        self.pvs = ByNameInformer(client, PersistentVolume, wanted=self._wanted_volumes)
+        self.pvs = ByNameInformer(client, PersistentVolume, wanted=self._wanted_volumes, settled_s=config.sync_s)
         informers.share(self.claims)
         informers.share(self.pvs)
         self.pods_informer = informers.of(Pod, fields=f"spec.nodeName={config.node_name}")

@@ -42,10 +42,10 @@ class Lab:
         self._task = None
         self.agent = None
 
-    async def start_agent(self, **settings):
+    async def start_agent(self, api=None, **settings):
         """Run an agent in this loop; it is ready when this returns."""
         self._stop = asyncio.Event()
-        api = kube_config.from_kubeconfig(self.server.kubeconfig)
+        api = api or kube_config.from_kubeconfig(self.server.kubeconfig)
         config = AgentConfig("n1", self.root, api, **{"call_timeout_s": 5.0, "drain_timeout_s": 20.0, **settings})
         caught = []
         original = Agent.subscribe
@@ -194,7 +194,7 @@ class Lab:
 @pytest.fixture
 async def lab(tmp_path_factory, tmp_path):
     base = Path("/tmp") / f"moorage-node-{tmp_path.name[-20:]}-{time.monotonic_ns() % 10**9}"
-    async with serve(tmp_path / "api") as server:
+    async with serve(tmp_path / "api", enforces_rbac=True) as server:
         base.mkdir()
         config = kube_config.from_values(server.insecure_url, server.token)
         async with Client(config) as client:
