@@ -1,10 +1,12 @@
 """Containers of a pod: what starts when, and what kubectl will print."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods.lifecycle import Attempt, decide, foreign_images, next_streak, unsupported
+from moorage.node.pods.lifecycle import Attempt, decide, first_to_end, foreign_images, next_streak, unsupported
 
 
 def pod(policy="Always", init=(), main=("a",), **spec):
@@ -97,7 +99,11 @@ def test_an_init_container_that_keeps_failing_holds_the_others_back():
 def test_a_program_that_cannot_be_executed_is_tried_again_and_said_to_be_waiting():
     failed = Attempt(0, started=100.0, finished=100.0, exit_code=128, reason="StartError", message="no such file")
     decision = decide(pod(), {"a": failed}, now=101.0)
-    assert (decision.start, decision.waiting) == (("a",), {"a": ("RunContainerError", "no such file")})
+    assert (decision.start, decision.look_again_at) == ((), 110.0)
+    assert decision.waiting == {"a": ("RunContainerError", "no such file")}
+    assert decide(pod(), {"a": failed}, now=110.0).start == ("a",)
+    again = replace(failed, streak=1)
+    assert decide(pod(), {"a": again}, now=101.0).waiting["a"][0] == "CrashLoopBackOff"
     assert decide(pod("Never"), {"a": failed}, now=101.0).waiting == {}
 
 
@@ -123,3 +129,11 @@ def test_other_images_and_probes_are_named():
     assert "nginx:1" in foreign_images(foreign)["a"]
     assert "livenessProbe" in unsupported(foreign)[0]
     assert foreign_images(pod(main=({"name": "a", "image": "host:latest"},))) == {}
+
+
+def test_sidecars_end_after_the_others_and_the_last_one_first():
+    found = pod(init=(SIDE, "i", {**SIDE, "name": "t"}), main=("a", "b"))
+    assert first_to_end(found, {"s", "t", "a", "b"}) == {"a", "b"}
+    assert first_to_end(found, {"s", "i"}) == {"i"}
+    assert first_to_end(found, {"s", "t"}) == {"t"}
+    assert first_to_end(found, {"s"}) == {"s"}

@@ -13,6 +13,7 @@ from moorage.kube.objects.core import Container, Pod
 BACKOFF_START_S = 10.0
 BACKOFF_MAX_S = 300.0
 STEADY_S = 600.0  # a container that ran this long has its back-off forgotten
+START_RETRY_S = 10.0
 CRASH_LOOP = "CrashLoopBackOff"
 START_ERROR = "StartError"  # the reason of an attempt whose program was never executed
 IMAGE = "host"
@@ -100,13 +101,14 @@ class _Round:
         """Start a container that does not run, now or when its back-off is over."""
         attempt = self.attempts.get(container.name)
         due = _due(attempt)
-        if due > self.now:
-            self.again.append(due)
-            self.waiting[container.name] = _crash_loop(container, self.pod, attempt)
+        if due <= self.now:
+            self.start.append(container.name)
             return
-        self.start.append(container.name)
-        if attempt is not None and attempt.reason == START_ERROR:
+        self.again.append(due)
+        if attempt is not None and _is_first_failed_start(attempt):
             self.waiting[container.name] = ("RunContainerError", attempt.message)
+        else:
+            self.waiting[container.name] = _crash_loop(container, self.pod, attempt)
 
     def decision(self, phase: str) -> Decision:
         return Decision(tuple(self.start), min(self.again, default=None), phase, self.waiting)
@@ -164,10 +166,17 @@ def next_streak(attempt: Attempt | None) -> int:
 def _due(attempt: Attempt | None) -> float:
     """When the next attempt may begin: at once the first two times, then later and later."""
     streak = next_streak(attempt)
+    if attempt is not None and _is_first_failed_start(attempt):
+        return attempt.finished + START_RETRY_S
     if attempt is None or streak < 2:
         return 0.0
     delay_s: float = min(BACKOFF_START_S * 2.0 ** (streak - 2), BACKOFF_MAX_S)
     return attempt.finished + delay_s
+
+
+def _is_first_failed_start(attempt: Attempt) -> bool:
+    """A program that was not executed is not tried again at once: what is in the way seldom goes by itself."""
+    return attempt.reason == START_ERROR and next_streak(attempt) < 2
 
 
 def _crash_loop(container: Container, pod: Pod, attempt: Attempt | None) -> tuple[str, str]:
