@@ -96,7 +96,7 @@ class Agent:
         informers.share(self.pvs)
         self.pods_informer = informers.of(Pod, fields=f"spec.nodeName={config.node_name}")
         self.registry = Registry(call_timeout_s=config.call_timeout_s)
-        self.fetch = Fetch(client, config.node_name, self.drivers)
+        self.fetch = Fetch(client, config.node_name, self.drivers, self.claims)
         self.volumes = self._volume_manager()
         self.runtime = Runtime(lambda container: self.pods.container_ended(container))
         self.statuses = StatusWriter(client)

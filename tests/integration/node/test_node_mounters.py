@@ -51,6 +51,9 @@ class NothingToFetch:
     async def confirm_attached(self, use):
         return None
 
+    async def confirm_claim(self, source):
+        return None
+
     async def for_stage(self, use, source):
         return wire.Extras()
 

@@ -45,6 +45,7 @@ log = get_logger(__name__)
 _RETRY_MAX_S = 60.0
 _CONFIG_RETRY_S = 10.0
 _MOUNT_PATIENCE_S = 123.0
+_REFUSAL_PATIENCE_S = 2.0  # a claim and its volume may be heard of a little later than the pod
 _ORPHAN_GRACE_S = 2.0
 _DEFAULT_GRACE_S = 30.0
 _LEAST_GRACE_S = 2.0
@@ -82,6 +83,7 @@ class PodWorker:
         self._failures = 0
         self._first_seen = tools.clock()
         self._mount_warned_at = self._first_seen
+        self._refusals_told: frozenset[str] = frozenset()
         self._stop_at: float | None = None  # when what still runs is killed
         self._over: Decision | None = None
         self._over_reason = ("", "")
@@ -189,14 +191,16 @@ class PodWorker:
             self._tools.recorder.warning(_part(pod, name), "Failed", f"Failed to pull image: {text}")
 
     def _mount_patience(self, pod: Pod, now: float) -> float:
-        left = self._mount_warned_at + _MOUNT_PATIENCE_S - now
+        refusals = self._tools.volumes.refusals(self.uid)
+        is_news = not refusals <= self._refusals_told
+        left = self._mount_warned_at + (_REFUSAL_PATIENCE_S if is_news else _MOUNT_PATIENCE_S) - now
         if left <= 0:
             names = ", ".join(self._tools.volumes.unmounted(pod))
-            text = (
-                f"Unable to attach or mount volumes: unmounted volumes=[{names}]: timed out waiting for the condition"
-            )
+            text = f"Unable to attach or mount volumes: unmounted volumes=[{names}]"
+            if not refusals:
+                text += ": timed out waiting for the condition"
             self._tools.recorder.warning(pod, "FailedMount", text)
-            self._mount_warned_at = now
+            self._mount_warned_at, self._refusals_told = now, refusals
             left = _MOUNT_PATIENCE_S
         return left
 

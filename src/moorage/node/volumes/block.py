@@ -59,6 +59,8 @@ class BlockMounter:
     async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
         source = _block(use.source)
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
+        if state is not State.MOUNTED and not is_reconstructed:
+            await self._fetch.confirm_claim(source)
         extras = await self._fetch.for_publish(use, source)
         target = self._layout.block_publish(source.spec_name, use.pod.uid)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)

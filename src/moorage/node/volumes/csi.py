@@ -93,6 +93,8 @@ class FilesystemMounter:
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
         if not source.is_ephemeral and rules.STAGE not in capabilities:
             await self._fetch.confirm_attached(use)
+        if state is not State.MOUNTED and not is_reconstructed:
+            await self._fetch.confirm_claim(source)
         extras = await self._fetch.for_publish(use, source)
         directory = self._layout.csi_volume(use.pod.uid, source.spec_name)
         target = directory / "mount"

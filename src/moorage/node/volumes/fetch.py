@@ -14,7 +14,7 @@ from moorage.errors import MoorageError
 from moorage.kube.client import Client
 from moorage.kube.errors import ApiError
 from moorage.kube.informer import Informer
-from moorage.kube.objects.core import ConfigMap, Node, Secret, ServiceAccount
+from moorage.kube.objects.core import ConfigMap, Node, PersistentVolumeClaim, Secret, ServiceAccount
 from moorage.kube.objects.meta import SecretReference, seconds_of
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
 from moorage.node.layout import attachment_name
@@ -23,16 +23,24 @@ from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
 
 _DEFAULT_TOKEN_S = 3600
+_TOKEN_KEPT_S = 24 * 3600.0  # at most, however long a token lives
 _FRESH_S = 2.0  # pods started together read a shared secret or configMap once
 
 
 class Fetch:
     """Reads for one node."""
 
-    def __init__(self, client: Client, node: str, drivers: Informer[CSIDriver]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        drivers: Informer[CSIDriver],
+        claims: Informer[PersistentVolumeClaim] | None = None,
+    ) -> None:
         self._client = client
         self._node = node
         self._drivers = drivers
+        self._claims = claims
         self._tokens: dict[tuple[str, str], tuple[float, str, str]] = {}
         self._recent: dict[tuple[type[Any], str], tuple[float, Any]] = {}
 
@@ -90,7 +98,7 @@ class Fetch:
         return dict(found.status.attachment_metadata)
 
     async def confirm_attached(self, use: Use) -> None:
-        """The node object itself lists the volume as attached, now."""
+        """The node object itself lists the volume as in use and as attached, now: nobody is about to detach it."""
         if not use.is_attachable:
             return
         try:
@@ -99,6 +107,25 @@ class Fetch:
             raise _not_asked(f"node {self._node} cannot be read: {error}") from error
         if all(one.name != use.volume for one in node.status.volumes_attached):
             raise _not_asked(f"node {self._node} does not list volume {use.volume} as attached")
+        if use.volume not in node.status.volumes_in_use:
+            raise _not_asked(f"node {self._node} does not list volume {use.volume} as in use")
+
+    async def confirm_claim(self, source: CsiSource) -> None:
+        """The claim is still the one that led to this volume: what was heard of it may be older than the pod, and a
+        claim made anew under the same name is bound to another volume, perhaps of somebody else."""
+        if not source.claim:
+            return
+        namespace, _, name = source.claim.partition("/")
+        try:
+            claim = await self._client.find(PersistentVolumeClaim, name, namespace)
+        except ApiError as error:
+            raise _not_asked(f"persistentvolumeclaim {source.claim} cannot be read: {error}", "pod") from error
+        if claim is not None and (claim.uid, claim.spec.volume_name) == (source.claim_uid, source.spec_name):
+            return
+        if claim is not None and self._claims is not None:
+            self._claims.remember(claim)
+        message = f"persistentvolumeclaim {source.claim} is not, or no longer, bound to volume {source.spec_name}"
+        raise _not_asked(message, "pod")
 
     async def secret(self, reference: SecretReference | None) -> dict[str, str]:
         """A secret's data as text."""
@@ -147,7 +174,9 @@ class Fetch:
             raise _not_asked(f"no token for service account {pod.service_account}: {error}") from error
         token, ends = str(status.get("token") or ""), str(status.get("expirationTimestamp") or "")
         life_s = (seconds_of(ends) or now + (expiration_s or _DEFAULT_TOKEN_S)) - now
-        self._tokens[key] = (now + life_s * 0.8, token, ends)
+        if not token:
+            raise _not_asked(f"the API server answered without a token for service account {pod.service_account}")
+        self._tokens[key] = (now + min(life_s * 0.8, _TOKEN_KEPT_S), token, ends)
         return token, ends
 
     def forget_pod(self, uid: str) -> None:
@@ -162,8 +191,8 @@ class Fetch:
         return json.dumps(tokens)
 
 
-def _not_asked(message: str) -> MoorageError:
-    return StepFailed(Failure.TRANSIENT, "device", message)
+def _not_asked(message: str, step: str = "device") -> MoorageError:
+    return StepFailed(Failure.TRANSIENT, step, message)
 
 
 SHARED_KINDS: tuple[type[Any], ...] = (Secret, ConfigMap)

@@ -23,6 +23,8 @@ from moorage.node.volumes.world import (
     backoff_key,
 )
 
+EXCLUSIVE = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -119,7 +121,7 @@ def _obstacle(world: World, volume: ActualVolume | None, use: Use) -> str:
     if use.is_exclusive and volume is not None:
         others = [uid for uid, pod in volume.pods.items() if uid != use.pod.uid and pod.state is not State.ABSENT]
         if others:
-            return "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+            return EXCLUSIVE
     return ""
 
 

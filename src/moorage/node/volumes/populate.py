@@ -153,6 +153,7 @@ def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
         spec_name=pv.name,
         is_block=pv.spec.volume_mode == "Block",
         claim=key,
+        claim_uid=claim.uid,
         access_modes=tuple(pv.spec.access_modes),
         fs_type=csi.fs_type,
         mount_options=tuple(pv.spec.mount_options),

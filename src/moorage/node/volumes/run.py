@@ -17,7 +17,7 @@ from moorage.log import get_logger
 from moorage.node.layout import Layout, PodUid, VolumeName
 from moorage.node.volumes.execute import Executor
 from moorage.node.volumes.observe import Observed, observe
-from moorage.node.volumes.plan import plan_volume
+from moorage.node.volumes.plan import EXCLUSIVE, plan_volume
 from moorage.node.volumes.populate import claims_of, uses_of
 from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.world import (
@@ -144,6 +144,11 @@ class VolumeManager:
                     reason = backoff.message if backoff else ""
                 names.append(f"{use.outer_names[0]} ({reason})" if reason else use.outer_names[0])
         return names
+
+    def refusals(self, uid: PodUid) -> frozenset[str]:
+        """Why volumes of the pod are not even tried: nothing is under way that would change that."""
+        waits = self._waiting.get(uid, {}).values()
+        return frozenset(self._errors.get(uid, {}).values()) | {reason for reason in waits if reason == EXCLUSIVE}
 
     def is_mounted(self, pod: Pod) -> bool:
         """Every volume that the pod needs is there, confirmed by its driver."""
@@ -275,7 +280,11 @@ class VolumeManager:
     def _step(self, name: VolumeName, now: float) -> None:
         step = plan_volume(self.world, name, now)
         for uid, reason in step.waiting.items():
-            self._waiting.setdefault(uid, {})[name] = reason
+            waits = self._waiting.setdefault(uid, {})
+            is_news = waits.get(name) != reason
+            waits[name] = reason
+            if is_news and reason == EXCLUSIVE:
+                self.on_moved(uid)
         if step.forget:
             self.world.actual.pop(name, None)
             self.in_use_changed.set()
@@ -339,11 +348,18 @@ class VolumeManager:
         needs = uses_of(pod, self._sources, self._sync_s)
         wanted = {use.volume: use for use in needs.uses}
         touched = self._touched.setdefault(uid, set())
-        for name in [name for name in touched if uid in self.world.desired.get(name, ())]:
-            # A claim that became unusable after it was mounted stays: the pod still has it.
-            if name not in wanted and not needs.errors:
-                self._unwant(name, uid)
+        kept: set[str] = set()
+        for use in self._uses_of(uid):
+            if use.volume in wanted:
+                continue
+            # A claim that became unusable, or another one, after it was mounted: the pod keeps what it began with.
+            if needs.errors or self._began_with(use):
+                kept.update(use.outer_names)
+            else:
+                self._unwant(use.volume, uid)
         for name, use in wanted.items():
+            if not kept.isdisjoint(use.outer_names):
+                continue
             touched.add(name)
             uses = self.world.desired.setdefault(name, {})
             if uses.get(uid) != use:
@@ -357,6 +373,12 @@ class VolumeManager:
         if needs.errors != self._errors.get(uid, {}):
             self._errors[uid] = needs.errors
             self.on_moved(uid)
+
+    def _began_with(self, use: Use) -> bool:
+        """The pod's containers may have been started with this volume."""
+        actual = self.world.actual.get(use.volume)
+        pod = actual.pods.get(use.pod.uid) if actual is not None else None
+        return pod is not None and (pod.published_at > 0 or pod.is_reconstructed)
 
     def _reset_expand(self, name: VolumeName) -> None:
         actual = self.world.actual.get(name)

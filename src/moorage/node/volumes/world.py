@@ -53,6 +53,7 @@ class CsiSource:
     is_ephemeral: bool = False
     is_block: bool = False
     claim: str = ""  # namespace/name
+    claim_uid: str = ""
     access_modes: tuple[str, ...] = ()
     fs_type: str = ""
     mount_options: tuple[str, ...] = ()
@@ -120,6 +121,7 @@ class ActualVolume:
     source: CsiSource | PlainSource
     device: State = State.ABSENT
     device_is_reconstructed: bool = False
+    is_attachable: bool | None = None  # unknown after a restart
     size_bytes: int = 0  # what has been grown to; 0 is unknown
     growth_refused: bool = False  # the driver cannot grow it while in use
     pods: dict[PodUid, ActualPod] = field(default_factory=dict)
@@ -212,10 +214,9 @@ class World:
         """What node.status.volumesInUse must list: attachable, and desired or possibly here."""
         names = {name for name, uses in self.desired.items() if any(use.is_attachable for use in uses.values())}
         for name, volume in self.actual.items():
-            if isinstance(volume.source, CsiSource) and not volume.source.is_ephemeral:
-                known = self.desired.get(name)
-                if known is None or any(use.is_attachable for use in known.values()):
-                    names.add(name)
+            is_persistent = isinstance(volume.source, CsiSource) and not volume.source.is_ephemeral
+            if is_persistent and name not in self.desired and volume.is_attachable is not False:
+                names.add(name)
         return frozenset(names)
 
 
@@ -251,6 +252,7 @@ def settle(world: World, action: Action, outcome: Outcome, now: float) -> None:
 
 
 def _settle_mount(volume: ActualVolume, use: Use, outcome: Outcome, now: float) -> None:
+    volume.is_attachable = use.is_attachable
     pod = volume.pods.setdefault(use.pod.uid, ActualPod())
     if pod.state is State.ABSENT or outcome.published:
         pod.source = use.source

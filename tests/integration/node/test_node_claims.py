@@ -1,0 +1,107 @@
+"""Claims and volumes as they really occur: missing, replaced, shared, read-only, exclusive."""
+
+import itertools
+
+import pytest
+
+from moorage.host import mountinfo
+from moorage.kube.objects.core import Event, PersistentVolume, PersistentVolumeClaim
+
+pytestmark = pytest.mark.root
+
+
+async def warnings(lab, words):
+    found = await lab.client.list(Event, "default")
+    return [one for one in found.items if one.reason == "FailedMount" and words in one.message]
+
+
+async def end(lab, *names):
+    for name in names:
+        await lab.delete(name)
+        await lab.gone(name)
+    await lab.until(lambda: not lab.mounted(), what="nothing mounted")
+    await lab.stop_agent()
+
+
+async def test_a_pod_whose_claim_cannot_be_used_is_told_why_and_starts_once_it_can(lab):
+    await lab.driver_object()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        await lab.pod()
+        await lab.until(lambda: warnings(lab, "'default/c1' not found"), what="event about the missing claim")
+        assert driver.named("NodeStageVolume") == []
+        await lab.volume()
+        await lab.phase("p1", "Running")
+        await end(lab, "p1")
+
+
+async def test_a_second_pod_hears_why_it_does_not_get_a_read_write_once_pod_volume(lab):
+    await lab.driver_object()
+    await lab.volume(modes=("ReadWriteOncePod",))
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        await lab.pod("p1")
+        await lab.phase("p1", "Running")
+        await lab.pod("p2")
+        await lab.until(lambda: warnings(lab, "ReadWriteOncePod"), what="event about the other pod")
+        assert len(driver.named("NodePublishVolume")) == 1
+        await lab.delete("p1")
+        await lab.phase("p2", "Running")
+        await lab.gone("p1")
+        await end(lab, "p2")
+
+
+async def bind_anew(lab):
+    """The claim c1 is deleted and made anew, bound to another volume."""
+    await lab.client.patch(PersistentVolumeClaim, "c1", {"metadata": {"finalizers": None}}, "default")
+    await lab.client.delete(PersistentVolumeClaim, "c1", "default")
+    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "pv-new"}
+    claim = await lab.client.create(
+        PersistentVolumeClaim,
+        {"metadata": {"name": "c1"}, "spec": {**spec, "resources": {"requests": {"storage": "1Gi"}}}},
+        "default",
+    )
+    owner = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "c1"}
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {**owner, "uid": claim.uid},
+        "csi": {"driver": "scripted.dev", "volumeHandle": "vol-new"},
+    }
+    await lab.client.create(PersistentVolume, {"metadata": {"name": "pv-new"}, "spec": spec})
+    status = {"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}
+    await lab.client.patch(PersistentVolumeClaim, "c1", status, "default", subresource="status")
+
+
+async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_to_nobody(lab):
+    await lab.driver_object()
+    await lab.volume("c1")
+    async with lab.driver() as driver:
+        agent = await lab.start_agent()
+        await lab.until(lambda: agent.claims.get("default/c1"), what="claim heard of")
+        agent.claims._take = lambda event: None  # the watch of claims falls behind
+        await bind_anew(lab)
+        await lab.pod("p1", "c1")
+        await lab.phase("p1", "Running")
+        assert {request.volume_id for request in driver.named("NodePublishVolume")} == {"vol-new"}
+        await end(lab, "p1")
+        assert len(driver.named("NodeStageVolume")) == len(driver.named("NodeUnstageVolume"))
+
+
+@pytest.mark.parametrize(
+    ("pod_says", "pv_says", "mode"),
+    list(itertools.product([False, True], [False, True], ["ReadWriteOnce", "ReadOnlyMany"])),
+)
+async def test_only_the_pods_own_word_makes_a_volume_read_only(lab, pod_says, pv_says, mode):
+    await lab.driver_object()
+    await lab.volume(modes=(mode,), csi={"readOnly": pv_says})
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "c1", "readOnly": pod_says}}]
+        pod = await lab.pod(volumes=volumes)
+        await lab.phase("p1", "Running")
+        (request,) = driver.named("NodePublishVolume")
+        assert request.readonly is pod_says
+        assert ("ro" in mountinfo.mount_at(lab.target(pod)).options) is pod_says
+        await end(lab, "p1")

@@ -1,0 +1,196 @@
+"""The volume manager with an executor that only notes what it was asked: claims that change under running pods."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.node.layout import Layout, PodUid
+from moorage.node.volumes.run import VolumeManager
+from moorage.node.volumes.world import Failure, Mount, Outcome, Unmount
+
+ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
+
+
+def made(kind, document):
+    return msgspec.convert(document, kind)
+
+
+def pod(uid=ONE):
+    container = {"name": "c", "image": "host", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
+    meta = {"name": f"p-{uid}", "namespace": "ns", "uid": uid}
+    return made(Pod, {"metadata": meta, "spec": {"volumes": volumes, "containers": [container]}})
+
+
+class Cluster:
+    """One claim and the volume it is bound to; both can be replaced."""
+
+    def __init__(self):
+        self.attach_required, self.modes = False, ["ReadWriteOnce"]
+        self.bind("pv-1")
+
+    def bind(self, volume, uid="uid-c", phase="Bound"):
+        meta = {"name": "c", "namespace": "ns", "uid": uid}
+        document = {"metadata": meta, "spec": {"volumeName": volume}, "status": {"phase": phase}}
+        self.claim_object = made(PersistentVolumeClaim, document)
+
+    def claim(self, key):
+        return self.claim_object
+
+    def volume(self, name):
+        spec = {
+            "accessModes": self.modes,
+            "claimRef": {"namespace": "ns", "name": "c", "uid": self.claim_object.uid},
+            "csi": {"driver": "d", "volumeHandle": f"handle-of-{name}"},
+        }
+        return made(PersistentVolume, {"metadata": {"name": name}, "spec": spec})
+
+    def driver(self, name):
+        return CsiDriverSpec(attach_required=self.attach_required)
+
+    def node(self):
+        return made(Node, {"metadata": {"name": "n"}})
+
+
+class Noting:
+    """Does nothing, well or badly, and notes what it was asked."""
+
+    def __init__(self):
+        self.done = []
+        self.refusing = set()
+
+    async def execute(self, action, volume):
+        await asyncio.sleep(0)
+        self.done.append(action)
+        if isinstance(action, Mount):
+            if action.use.source.spec_name in self.refusing:
+                return Outcome(Failure.UNCERTAIN, "pod", "no", staged=True)
+            return Outcome(staged=True, published=True)
+        return Outcome()
+
+    def mounted(self):
+        return [(one.use.source.spec_name, one.use.pod.uid) for one in self.done if isinstance(one, Mount)]
+
+    def unmounted(self):
+        return [one.uid for one in self.done if isinstance(one, Unmount)]
+
+
+class Node1:
+    def __init__(self, root):
+        self.cluster, self.executor = Cluster(), Noting()
+        self.manager = VolumeManager(Layout(root), self.cluster, self.executor)
+        self.manager.world.is_ready = True
+        self.moved = []
+        self.manager.on_moved = self.moved.append
+
+    async def rest(self):
+        """Until the manager has nothing left to do now."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def bind(self, *args, **more):
+        self.cluster.bind(*args, **more)
+        self.manager.claim_changed(None, self.cluster.claim_object)
+
+
+@pytest.fixture
+async def node(tmp_path):
+    one = Node1(tmp_path)
+    task = asyncio.create_task(one.manager.run())
+    yield one
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_running_pod_keeps_its_volume_when_its_claim_becomes_another_one(node):
+    node.manager.want(pod())
+    await node.rest()
+    assert node.manager.is_mounted(pod())
+    node.bind("pv-2", uid="uid-new")  # the claim was deleted by force and made anew
+    await node.rest()
+    assert node.executor.mounted() == [("pv-1", ONE)]
+    assert node.executor.unmounted() == []
+    assert node.manager.use_named(ONE, "data").source.spec_name == "pv-1"
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.executor.unmounted() == [ONE]
+    assert node.manager.is_unmounted(ONE)
+
+
+async def test_a_pod_that_never_started_follows_its_claim(node):
+    node.executor.refusing = {"pv-1"}
+    node.manager.want(pod())
+    await node.rest()
+    node.bind("pv-2", uid="uid-new")
+    await node.rest()
+    assert node.executor.mounted() == [("pv-1", ONE), ("pv-2", ONE)]
+    assert node.executor.unmounted() == [ONE]  # of the first, which may have been mounted
+    assert node.manager.is_mounted(pod())
+
+
+async def test_a_claim_that_becomes_unusable_is_told_and_takes_nothing_away(node):
+    node.manager.want(pod())
+    await node.rest()
+    node.bind("pv-1", phase="Lost")
+    await node.rest()
+    assert node.manager.refusals(ONE) == {"PVC ns/c is not bound"}
+    assert not node.manager.is_mounted(pod())
+    assert node.executor.unmounted() == []
+    node.bind("pv-1")
+    assert node.manager.refusals(ONE) == frozenset()
+    assert node.manager.is_mounted(pod())
+
+
+async def test_a_pod_that_waits_for_a_read_write_once_pod_volume_is_told_so_at_once(node):
+    node.cluster.modes = ["ReadWriteOncePod"]
+    node.manager.want(pod(ONE))
+    await node.rest()
+    node.manager.want(pod(TWO))
+    node.moved.clear()
+    await node.rest()
+    assert node.moved == [TWO]
+    assert [reason for reason in node.manager.refusals(TWO) if "ReadWriteOncePod" in reason]
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.manager.refusals(TWO) == frozenset()
+    assert node.manager.is_mounted(pod(TWO))
+
+
+async def test_waiting_for_the_attachment_is_no_refusal(node):
+    node.cluster.attach_required = True
+    node.manager.want(pod())
+    await node.rest()
+    assert node.executor.done == []
+    assert node.manager.refusals(ONE) == frozenset()
+    assert "in use" in node.manager.unmounted(pod())[0]
+
+
+@pytest.mark.parametrize("attach_required", [True, False])
+async def test_only_what_is_attached_is_in_use_and_until_its_device_is_gone(node, attach_required):
+    node.cluster.attach_required = attach_required
+    world = node.manager.world
+    name = "kubernetes.io/csi/d^handle-of-pv-1"
+    if attach_required:
+        world.in_use_reported = world.attached = frozenset({name})
+    node.manager.want(pod())
+    listed = {name} if attach_required else set()
+    assert world.in_use() == listed  # before anything is mounted
+    await node.rest()
+    assert node.manager.is_mounted(pod())
+    seen = []
+    execute = node.executor.execute
+
+    async def looking(action, volume):
+        seen.append((action.kind, world.in_use()))
+        return await execute(action, volume)
+
+    node.executor.execute = looking
+    node.manager.release(ONE)
+    await node.rest()
+    assert seen == [("unmount", listed), ("unmount device", listed)]
+    assert world.in_use() == frozenset()
