@@ -55,15 +55,26 @@ class NodeObject:
         nodes: Informer[Node],
         in_use: Callable[[], frozenset[str]],
         in_use_changed: asyncio.Event,
+        *,
+        on_made_anew: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._facts = facts
         self._nodes = nodes
         self._in_use = in_use
         self._in_use_changed = in_use_changed
+        self._on_made_anew = on_made_anew
+        self._is_leaving = False
         self._reports_use = False
         self._ready: tuple[bool, str, str] = (False, "KubeletNotReady", "the agent is starting")
         self._wake = asyncio.Event()
+        nodes.subscribe(self._node_changed)
+
+    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+        if new is None:
+            self._wake.set()
+        elif old is None:
+            self._in_use_changed.set()  # a new Node lists no volume yet
 
     async def register(self) -> Node:
         """The Node exists and says that attaching is the controller's business; its labels are there."""
@@ -75,11 +86,11 @@ class NodeObject:
         }
         meta = {"labels": labels, "annotations": {_MANAGED: "true"}}
         try:
-            await self._client.create(Node, {"metadata": {"name": self._facts.name, **meta}, "spec": {}})
+            node = await self._client.create(Node, {"metadata": {"name": self._facts.name, **meta}, "spec": {}})
             log.info("node registered", node=self._facts.name)
         except AlreadyExists:
-            await self._client.patch(Node, self._facts.name, {"metadata": meta}, how=PatchType.STRATEGIC)
-        return await self._write_status()
+            node = await self._client.patch(Node, self._facts.name, {"metadata": meta}, how=PatchType.STRATEGIC)
+        return await self._write_status(node)
 
     def set_ready(self, ready: bool, reason: str = "KubeletReady", message: str = "the node agent is ready") -> None:
         self._ready = (ready, reason, message)
@@ -101,6 +112,7 @@ class NodeObject:
     async def stopped(self, *, remove: bool) -> None:
         """The agent ends on purpose: the node is not ready, or goes altogether."""
         name = self._facts.name
+        self._is_leaving = True
         try:
             if remove:
                 for kind, namespace in ((CSINode, ""), (Lease, LEASE_NAMESPACE), (Node, "")):
@@ -153,21 +165,25 @@ class NodeObject:
                 pass
             self._wake.clear()
             try:
-                await self._write_status()
-            except NotFound:
-                await self._again()
+                await self._write_or_register()
             except ApiError as error:
                 log.warning("node status was not written", reason=str(error))
                 await asyncio.sleep(1)
                 self._wake.set()
 
-    async def _again(self) -> None:
-        """Somebody deleted the Node while the agent runs: it is registered anew."""
-        log.warning("node object is gone; it is registered again", node=self._facts.name)
+    async def _write_or_register(self) -> None:
         try:
-            await self.register()
-        except ApiError as error:
-            log.warning("node was not registered", reason=str(error))
+            await self._write_status()
+        except NotFound:
+            await self._again()
+
+    async def _again(self) -> None:
+        """Somebody deleted the Node while the agent runs: it is registered anew, with all that it said before."""
+        if self._is_leaving:
+            return
+        log.warning("node object is gone; it is registered again", node=self._facts.name)
+        await self.register()
+        self._on_made_anew()
 
     async def _use_forever(self) -> None:
         """volumesInUse follows the volume manager at once: attaching waits for it."""
@@ -195,14 +211,13 @@ class NodeObject:
         written = await self._client.patch(Node, self._facts.name, patch, subresource="status")
         self._nodes.remember(written)
 
-    async def _write_status(self) -> Node:
-        written = await self._client.patch(
-            Node, self._facts.name, {"status": self._status()}, how=PatchType.STRATEGIC, subresource="status"
-        )
+    async def _write_status(self, known: Node | None = None) -> Node:
+        patch = {"status": self._status(known or self._nodes.get(self._facts.name))}
+        written = await self._client.patch(Node, self._facts.name, patch, how=PatchType.STRATEGIC, subresource="status")
         self._nodes.remember(written)
         return written
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, known: Node | None) -> dict[str, Any]:
         facts = self._facts
         space = os.statvfs(facts.root)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -216,7 +231,7 @@ class NodeObject:
         return {
             "capacity": amounts,
             "allocatable": amounts,
-            "conditions": self._conditions(),
+            "conditions": self._conditions(known),
             "addresses": [
                 {"type": "InternalIP", "address": facts.address},
                 {"type": "Hostname", "address": facts.name},
@@ -237,9 +252,8 @@ class NodeObject:
             },
         }
 
-    def _conditions(self) -> list[dict[str, Any]]:
+    def _conditions(self, known: Node | None) -> list[dict[str, Any]]:
         now = timestamp_text(time.time())
-        known = self._nodes.get(self._facts.name)
         before = {one.type: one for one in known.status.conditions} if known else {}
         ready, reason, message = self._ready
         wanted = [(kind, False, f"KubeletHas{_SUFFICIENT[kind]}", "") for kind in _PRESSURES]

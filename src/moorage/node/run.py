@@ -189,11 +189,12 @@ async def run(config: AgentConfig, stop: asyncio.Event) -> None:
 async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> None:
     config = agent.config
     facts = NodeFacts(config.node_name, config.root, config.address, agent.endpoint.port, config.labels)
-    node = NodeObject(agent.client, facts, agent.nodes, agent.volumes.world.in_use, agent.volumes.in_use_changed)
     published = NodeDrivers(agent.client, config.node_name)
     plugins = PluginManager(
         agent.layout.registry, agent.registry, published, refresh_period_s=lambda name: _refresh_period(agent, name)
     )
+    in_use, in_use_changed = agent.volumes.world.in_use, agent.volumes.in_use_changed
+    node = NodeObject(agent.client, facts, agent.nodes, in_use, in_use_changed, on_made_anew=plugins.publish_again)
     agent.drivers.subscribe(lambda _old, _new: plugins.reconsider())
     await _patiently("node cannot be registered yet", node.register, stop)
     await _patiently("CSINode cannot be made yet", published.ensure_csi_node, stop)
@@ -219,15 +220,25 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
         node.set_ready(True)
         log.info("agent is ready", node=config.node_name, root=str(config.root), port=agent.endpoint.port)
         await stop.wait()
-        if config.on_stop != KEEP:
-            ends_at = time.monotonic() + config.drain_timeout_s
-            await agent.pods.drain(config.drain_timeout_s)
-            await agent.volumes.all_gone(max(1.0, ends_at - time.monotonic()))
-        await node.stopped(remove=config.on_stop == REMOVE)
+        await node.stopped(remove=await _drained(agent) and config.on_stop == REMOVE)
         for task in running:
             task.cancel()
     agent.cgroups.remove_own()
     log.info("agent stopped", node=config.node_name)
+
+
+async def _drained(agent: Agent) -> bool:
+    """Whether nothing of this node's pods is left, where that was asked for. A Node that is removed no longer says
+    which volumes are in use, so they would be detached while they are mounted."""
+    config = agent.config
+    if config.on_stop == KEEP:
+        return False
+    ends_at = time.monotonic() + config.drain_timeout_s
+    are_stopped = await agent.pods.drain(config.drain_timeout_s)
+    are_gone = await agent.volumes.all_gone(max(1.0, ends_at - time.monotonic()))
+    if config.on_stop == REMOVE and not (are_stopped and are_gone):
+        log.error("node is not removed: pods or volumes are left on it", node=config.node_name)
+    return are_stopped and are_gone
 
 
 async def _first_wishes(agent: Agent) -> None:
@@ -262,7 +273,7 @@ def prepare_root(root: Path) -> int:
     layout = Layout(root)
     try:
         for directory in (root, layout.registry, layout.plugins, layout.pods, layout.logs, layout.run):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o755 if directory is layout.registry else 0o750)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o755 if directory == layout.registry else 0o750)
         lock = os.open(layout.run / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise MoorageError(f"root directory {root} cannot be used: {error.strerror} ({error.filename})") from error

@@ -50,6 +50,7 @@ class ScriptedDriver:
     versions: tuple[str, ...] = ("1.0.0",)
     plugin_type: str = "CSIPlugin"
     max_volumes: int = 0
+    endpoint: str | None = None  # what the registration socket says; None for the driver's own socket
     calls: list[tuple[str, Any]] = field(default_factory=list)
     told: list[reg.RegistrationStatus] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -94,7 +95,10 @@ class ScriptedDriver:
         """Serve only the registration socket; the driver itself may be another process."""
         assert self.registry is not None
         self.registry.mkdir(parents=True, exist_ok=True)
-        await self._serve(self.registration_socket, [self._registration()])
+        handlers = [self._registration()]
+        if self.endpoint == "":  # the registration socket is the driver's socket
+            handlers += [self._handlers("csi.v1.Node"), self._handlers("csi.v1.Identity")]
+        await self._serve(self.registration_socket, handlers)
 
     async def stop(self, *, leave_sockets: bool = False) -> None:
         self._released.set()
@@ -125,9 +129,7 @@ class ScriptedDriver:
                 methods[method.name] = grpc.unary_unary_rpc_method_handler(
                     self._scripted(method.name, work),
                     request_deserializer=getattr(pb, method.input_type.name).FromString,
-                    response_serializer=lambda answer: (
-                        answer if isinstance(answer, bytes) else answer.SerializeToString()
-                    ),
+                    response_serializer=_serialized,
                 )
         return grpc.method_handlers_generic_handler(service, methods)
 
@@ -157,24 +159,28 @@ class ScriptedDriver:
         return handle
 
     def _registration(self) -> Any:
-        async def get_info(_request: Any, _context: Any) -> reg.PluginInfo:
-            return reg.PluginInfo(
-                type=self.plugin_type, name=self.name, endpoint=str(self.socket), supported_versions=self.versions
-            )
-
-        async def notify(request: reg.RegistrationStatus, _context: Any) -> reg.RegistrationStatusResponse:
-            self.told.append(request)
-            return reg.RegistrationStatusResponse()
-
         methods = {
-            "GetInfo": grpc.unary_unary_rpc_method_handler(
-                get_info, reg.InfoRequest.FromString, reg.PluginInfo.SerializeToString
-            ),
-            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
-                notify, reg.RegistrationStatus.FromString, reg.RegistrationStatusResponse.SerializeToString
-            ),
+            name: grpc.unary_unary_rpc_method_handler(
+                self._scripted(name, work),
+                request_deserializer=request.FromString,
+                response_serializer=_serialized,
+            )
+            for name, work, request in (
+                ("GetInfo", self._GetInfo, reg.InfoRequest),
+                ("NotifyRegistrationStatus", self._NotifyRegistrationStatus, reg.RegistrationStatus),
+            )
         }
         return grpc.method_handlers_generic_handler("pluginregistration.Registration", methods)
+
+    async def _GetInfo(self, _request: Any) -> reg.PluginInfo:
+        endpoint = str(self.socket) if self.endpoint is None else self.endpoint
+        return reg.PluginInfo(
+            type=self.plugin_type, name=self.name, endpoint=endpoint, supported_versions=self.versions
+        )
+
+    async def _NotifyRegistrationStatus(self, request: reg.RegistrationStatus) -> reg.RegistrationStatusResponse:
+        self.told.append(request)
+        return reg.RegistrationStatusResponse()
 
     # The driver's real work.
 
@@ -241,6 +247,10 @@ class ScriptedDriver:
             pb.VolumeUsage(unit=pb.VolumeUsage.INODES, total=10, used=4, available=6),
         ]
         return pb.NodeGetVolumeStatsResponse(usage=usage)
+
+
+def _serialized(answer: Any) -> bytes:
+    return answer if isinstance(answer, bytes) else bytes(answer.SerializeToString())
 
 
 def _is_mount_point(path: str | Path) -> bool:

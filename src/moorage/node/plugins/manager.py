@@ -6,8 +6,9 @@ Start reading at: `PluginManager.run`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
@@ -51,7 +52,9 @@ class PluginManager:
         self._published = published
         self._refresh_period_s = refresh_period_s
         self._tasks: dict[str, tuple[Identity, asyncio.Task[None]]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._news = 0  # how often everything was to be published again
         self._is_stopping = False
         self._untried: set[str] | None = None  # sockets of the first scan that were not asked yet; None before it
         self._tried = asyncio.Event()
@@ -59,6 +62,11 @@ class PluginManager:
 
     def reconsider(self) -> None:
         """A CSIDriver object changed: how often limits are read again may have changed."""
+        self._changed.set()
+
+    def publish_again(self) -> None:
+        """The Node was made anew: it knows nothing of the drivers that were here before."""
+        self._news += 1
         self._changed.set()
 
     async def first_round(self, timeout_s: float) -> None:
@@ -76,7 +84,7 @@ class PluginManager:
                 await self._follow(sockets)
         finally:
             self._is_stopping = True
-            tasks = [task for _, task in self._tasks.values()]
+            tasks = [*(task for _, task in self._tasks.values()), *self._leaving]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -93,7 +101,7 @@ class PluginManager:
             self._untried = set(sockets)
             self._was_tried("")
         for path, (identity, task) in list(self._tasks.items()):
-            if sockets.get(path) != identity:
+            if sockets.get(path) != identity and not task.cancelling():  # asked once, it ends in its own time
                 task.cancel()
         for path, identity in sockets.items():
             known = self._tasks.get(path)
@@ -115,9 +123,9 @@ class PluginManager:
         while True:
             try:
                 driver = await self._register(path)
-                delay_s = _BACKOFF_START_S
-            except MoorageError as error:
-                log.warning("plugin was not registered", socket=path, reason=str(error), seconds=delay_s)
+            except Exception as error:  # whatever is wrong with one plugin, it is asked again
+                level = log.warning if isinstance(error, MoorageError) else log.exception
+                level("plugin was not registered", socket=path, reason=str(error), seconds=delay_s)
                 self._was_tried(path)
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _BACKOFF_MAX_S)
@@ -127,26 +135,45 @@ class PluginManager:
             return
 
     async def _stay(self, driver: Driver) -> None:
+        """While the socket is there: what NodeGetInfo says is published again as often as the CSIDriver object asks."""
+        loop = asyncio.get_running_loop()
+        published_at, news, delay_s = loop.time(), self._news, _BACKOFF_START_S
         try:
             while True:
                 period_s = self._refresh_period_s(driver.name)
-                if period_s <= 0:
-                    self._changed.clear()
-                    await self._changed.wait()
+                left_s = published_at + period_s - loop.time() if period_s > 0 else None
+                if news == self._news and (left_s is None or left_s > 0):
+                    await self._change(left_s)
                     continue
-                await asyncio.sleep(period_s)
-                await self._refresh(driver)
+                published_at, seen = loop.time(), self._news
+                if await self._refresh(driver):
+                    news, delay_s = seen, _BACKOFF_START_S
+                elif news != seen:
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(delay_s * 2, _BACKOFF_MAX_S)
         except asyncio.CancelledError:
             if not self._is_stopping:
                 await self._unregister(driver)
             raise
 
-    async def _refresh(self, driver: Driver) -> None:
+    async def _change(self, timeout_s: float | None) -> None:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _refresh(self, driver: Driver) -> bool:
         """The number of volumes that a node can take may change while the driver runs."""
+        if self._registry.find(driver.name) is not driver:
+            return True  # one of a higher version has taken the name
         try:
             await self._published.publish(await _node_info(driver))
         except MoorageError as error:
             log.warning("driver's limits could not be read again", driver=driver.name, reason=str(error))
+            return False
+        return True
 
     async def _register(self, path: str) -> Driver:
         async with CsiClient(path, timeout_s=_DIAL_S) as socket:
@@ -164,9 +191,9 @@ class PluginManager:
                 await socket.notify_registration(True, timeout_s=_NOTIFY_S)
             except asyncio.CancelledError:
                 if not self._is_stopping:
-                    await asyncio.shield(self._unregister(driver))
+                    await self._unregister(driver)
                 raise
-            except MoorageError as error:
+            except Exception as error:
                 await self._unregister(driver)
                 await _tell(socket, False, f"driver {info.name}: {error}")
                 raise
@@ -190,13 +217,37 @@ class PluginManager:
         return best
 
     async def _unregister(self, driver: Driver) -> None:
+        """Not cut short by a cancellation: half-way, the cluster would be left with a driver that is gone."""
+        await asyncio.shield(self._own(self._leave(driver)))
+
+    async def _leave(self, driver: Driver) -> None:
         if not await self._registry.remove(driver):
             return  # a newer one has taken the name
-        try:
-            await self._published.withdraw(driver.name)
-        except MoorageError as error:
-            log.warning("driver's entry could not be removed", driver=driver.name, reason=str(error))
         log.info("driver is gone", driver=driver.name)
+        if not await self._withdrawn(driver.name):
+            self._own(self._withdraw_later(driver.name))
+
+    async def _withdraw_later(self, name: str) -> None:
+        delay_s = _BACKOFF_START_S
+        while True:
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _BACKOFF_MAX_S)
+            if self._registry.find(name) is not None or await self._withdrawn(name):
+                return  # a driver that came back meanwhile has an entry of its own
+
+    async def _withdrawn(self, name: str) -> bool:
+        try:
+            await self._published.withdraw(name)
+        except MoorageError as error:
+            log.warning("driver's entry could not be removed; it is tried again", driver=name, reason=str(error))
+            return False
+        return True
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="plugin leaves")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
 
 
 async def _node_info(driver: Driver) -> NodeInfo:

@@ -72,14 +72,13 @@ class NodeDrivers:
         node = await self._client.get(Node, self._node)
         found = await self._client.find(CSINode, self._node)
         if found is not None:
-            owners = {owner.uid for owner in found.metadata.owner_references if owner.kind == "Node"}
-            if not owners or node.uid in owners:
-                return found
+            if any((owner.kind, owner.uid) == ("Node", node.uid) for owner in found.metadata.owner_references):
+                return await self._without_migrations(found)
+            log.info("CSINode belongs to no node or to another one; it is replaced", node=self._node)
             await self._client.delete(CSINode, self._node, uid=found.uid)
         body = {
             "metadata": {
                 "name": self._node,
-                "annotations": {_MIGRATED_ANNOTATION: ""},
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node.uid}],
             },
             "spec": {"drivers": []},
@@ -88,6 +87,13 @@ class NodeDrivers:
             return await self._client.create(CSINode, body)
         except AlreadyExists:
             return await self._client.get(CSINode, self._node)
+
+    async def _without_migrations(self, found: CSINode) -> CSINode:
+        """A kubelet that was here before may have said that it mounts in-tree volumes through CSI; we do not."""
+        if _MIGRATED_ANNOTATION not in found.annotations:
+            return found
+        patch = {"metadata": {"annotations": {_MIGRATED_ANNOTATION: None}}}
+        return await self._client.patch(CSINode, self._node, patch)
 
     async def publish(self, info: NodeInfo) -> None:
         """The driver can be used on this node: annotation and labels first, then its CSINode entry."""
@@ -149,17 +155,12 @@ class NodeDrivers:
         await self._write(current, [one for one in current.spec.drivers if one.name != driver])
 
     async def _write(self, current: CSINode, drivers: list[NodeDriver]) -> CSINode:
-        patch = {"spec": {"drivers": [_document(one) for one in drivers]}}
+        patch = {"spec": {"drivers": [as_document(one) for one in drivers]}}
         return await self._client.patch(CSINode, self._node, patch, version=current.metadata.resource_version)
 
 
-def _document(driver: NodeDriver) -> dict[str, Any]:
-    document: dict[str, Any] = as_document(driver)
-    document.setdefault("topologyKeys", None)
-    return {key: value for key, value in document.items() if value is not None}
-
-
 def _ids_from(text: str) -> dict[str, str]:
+    """What the annotation says; nonsense is replaced, since no driver could be registered beside it."""
     try:
         found = json.loads(text) if text else {}
     except ValueError:
