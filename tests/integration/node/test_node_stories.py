@@ -1,5 +1,6 @@
 """Stories of pods from beginning to end: what their status and their events say on the way."""
 
+import asyncio
 import os
 import signal
 
@@ -280,6 +281,31 @@ async def test_a_pod_that_somebody_else_declares_done_is_ended_and_stays_so(lab)
     await until_shown(lab, "terminated", "Error")
     found = await status(lab)
     assert (found.phase, found.reason) == ("Failed", "Evicted")
+    await over(lab)
+
+
+async def test_a_pod_that_was_marked_not_ready_while_its_node_was_out_of_reach_is_ready_again(lab):
+    await lab.start_agent()
+    await lab.pod(claim="")
+
+    async def ready():
+        return {one.type: one.status for one in (await status(lab)).conditions}.get("Ready")
+
+    async def is_ready():
+        return await ready() == "True"
+
+    await lab.until(is_ready, what="ready")
+    lost = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    written = await lab.client.patch(Pod, "p1", lost, "default", how=PatchType.STRATEGIC, subresource="status")
+    assert {one.type: one.status for one in written.status.conditions}["Ready"] == "False"
+    await lab.until(is_ready, what="ready again")
+
+    async def at_rest():
+        before = (await lab.client.get(Pod, "p1", "default")).version
+        await asyncio.sleep(0.3)
+        return (await lab.client.get(Pod, "p1", "default")).version == before
+
+    await lab.until(at_rest, what="no further write")
     await over(lab)
 
 

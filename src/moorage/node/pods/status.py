@@ -1,6 +1,7 @@
 """Writing pod.status: the newest one wins, nobody waits for it.
 
-Owns: one patch at a time per pod, repeated until the server has taken the newest status.
+Owns: one patch at a time per pod, repeated until the server has taken the newest status, and again when somebody else
+has changed it.
 Start reading at: `StatusWriter.put`.
 """
 
@@ -17,6 +18,7 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 _WORKERS = 16
+_OWN = frozenset({"PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"})
 _CREATING_S = 1.0  # most pods run before anybody could read that they are being made
 
 
@@ -26,6 +28,7 @@ class _Entry:
     name: str
     wanted: dict[str, Any]
     written: dict[str, Any] | None = None
+    answer: tuple[int, Any] = (0, None)  # what the server made of it: its version, and what it says in short
     settled: asyncio.Event | None = None
 
 
@@ -44,7 +47,9 @@ class StatusWriter:
             entry = self._entries[pod.uid] = _Entry(pod.namespace, pod.name, status)
         entry.wanted = status
         if entry.written == status:
-            return
+            if not _is_overwritten(entry, pod):
+                return
+            entry.written = None
         if entry.written is None and _only_creating(status):
             self._queue.add_after(pod.uid, _CREATING_S)
         else:
@@ -79,9 +84,10 @@ class StatusWriter:
         if entry.written != status:
             patch = {"metadata": {"uid": uid}, "status": status}
             try:
-                await self._client.patch(
+                answer = await self._client.patch(
                     Pod, entry.name, patch, entry.namespace, how=PatchType.STRATEGIC, subresource="status"
                 )
+                entry.answer = (answer.version, _gist(answer))
             except (NotFound, Conflict) as gone:
                 log.debug("pod is gone or was made anew", pod=entry.name, reason=str(gone))
             except Invalid as error:
@@ -99,3 +105,20 @@ def _only_creating(status: dict[str, Any]) -> bool:
     every = (*status.get("initContainerStatuses", ()), *status["containerStatuses"])
     reasons = {(one["state"].get("waiting") or {}).get("reason") for one in every}
     return bool(status["phase"] == "Pending") and reasons <= {"ContainerCreating", "PodInitializing"}
+
+
+def _is_overwritten(entry: _Entry, found: Pod) -> bool:
+    """Whether somebody else has changed what was written since: a node that was out of reach for a while has its pods
+    marked as not ready, and nobody but this agent takes that back."""
+    version, said = entry.answer
+    return 0 < version < found.version and said != _gist(found)
+
+
+def _gist(pod: Pod) -> tuple[Any, ...]:
+    status = pod.status
+    every = (*status.init_container_statuses, *status.container_statuses)
+    return (
+        status.phase,
+        {one.type: one.status for one in status.conditions if one.type in _OWN},
+        [(one.name, one.ready, one.restart_count, list(one.state)) for one in every],
+    )
