@@ -5,8 +5,9 @@ import pytest
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.node.volumes.plan import wants_growth
 from moorage.node.volumes.populate import uses_of
-from moorage.node.volumes.world import CsiSource, PlainSource
+from moorage.node.volumes.world import ActualVolume, CsiSource, PlainSource
 
 
 def made(kind, document):
@@ -138,7 +139,10 @@ def test_a_reader_never_makes_the_volume_grow():
     reader = {"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": True}}
     (use,) = uses_of(pod(reader), Cluster(claim(), volume()), 60.0).uses
     assert use.read_only
-    assert use.size_bytes == 0
+    assert use.claim_size_bytes < use.size_bytes
+    assert not wants_growth(ActualVolume(use.volume, use.source), use)
+    (writer,) = uses_of(pod(CLAIMED), Cluster(claim(), volume()), 60.0).uses
+    assert wants_growth(ActualVolume(use.volume, use.source), writer)
 
 
 def test_what_the_driver_says_about_itself_counts():

@@ -24,7 +24,7 @@ from moorage.node.volumes import rules, wire
 from moorage.node.volumes.csi import driver_and_capabilities
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, Outcome, Use
+from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, Outcome, State, Use
 
 log = get_logger(__name__)
 
@@ -40,6 +40,7 @@ class Choice(Enum):
     NOTHING = "nothing to do now"
     RECORD = "already done elsewhere"
     GROW = "grow"
+    GROW_UNTRACKED = "grow for a resizer that keeps no state in the claim"
     GROW_SILENTLY = "grow, the claim's status is already final"
 
 
@@ -57,9 +58,9 @@ def decide(claim: PersistentVolumeClaim, volume_bytes: int) -> Decision:
     if not allocated and not state:
         if usable >= volume_bytes:
             return Decision(Choice.RECORD, volume_bytes)
-        return Decision(Choice.GROW, volume_bytes)
+        return Decision(Choice.GROW_UNTRACKED, volume_bytes)
     if state in ("NodeResizePending", "NodeResizeInProgress"):
-        return Decision(Choice.GROW, allocated)
+        return Decision(Choice.GROW, allocated or volume_bytes)
     if not state and usable >= allocated:
         shared = "ReadWriteMany" in claim.spec.access_modes and _NOT_REQUIRED not in claim.annotations
         return Decision(Choice.GROW_SILENTLY if shared else Choice.RECORD, allocated)
@@ -90,9 +91,17 @@ class Grower:
         """Before a pod starts: the volume gets the size that its claim was promised."""
         if not isinstance(use.source, CsiSource) or use.source.is_ephemeral or not use.source.claim:
             return Outcome()
+        known = volume.size_bytes or use.claim_size_bytes  # the claim may say more than this node has done
         if not 0 < use.claim_size_bytes < use.size_bytes or volume.growth_refused or not use.claim_expands:
-            return Outcome(size_bytes=max(use.claim_size_bytes, volume.size_bytes))
-        outcome = await self.grow(use, volume)
+            return Outcome(size_bytes=known)
+        if use.read_only and volume.state_of(use.pod.uid) is State.MOUNTED:
+            return Outcome(size_bytes=known)  # published once more; the reader was told when it came
+        try:
+            outcome = await self.grow(use, volume)
+        except ApiError as error:
+            raise StepFailed(
+                Failure.UNCERTAIN, "expand", f"claim {use.source.claim} cannot be served: {error}"
+            ) from error
         if outcome.message == _NOT_YET:  # its time comes while the pod runs
             return Outcome(size_bytes=use.claim_size_bytes)
         if outcome.failure is not None and not outcome.growth_refused:
@@ -110,13 +119,17 @@ class Grower:
         if use.read_only:
             for about in (_pod(use), claim):
                 self._recorder.warning(about, "FileSystemResizeFailed", "volume is used read-only; it is not grown")
-            return Outcome(size_bytes=use.size_bytes)
+            return Outcome(size_bytes=use.claim_size_bytes)
         decision = decide(claim, use.size_bytes)
         if decision.choice is Choice.NOTHING:
             return Outcome(Failure.TRANSIENT, "expand", _NOT_YET)
         if decision.choice is Choice.RECORD:
             return Outcome(size_bytes=max(decision.target_bytes, use.size_bytes))
-        return await self._expand(use, source, claim, decision)
+        try:
+            return await self._expand(use, source, claim, decision)
+        except StepFailed as error:
+            self._recorder.warning(_pod(use), "VolumeResizeFailed", f"volume {use.outer_names[0]}: {error}")
+            raise
 
     async def _expand(self, use: Use, source: CsiSource, claim: PersistentVolumeClaim, decision: Decision) -> Outcome:
         silently = decision.choice is Choice.GROW_SILENTLY
@@ -125,9 +138,11 @@ class Grower:
         if rules.EXPAND not in capabilities:
             if silently:
                 return Outcome(size_bytes=max(target, use.size_bytes))
-            message = f"driver {source.driver} cannot expand volumes on the node"
-            return Outcome(Failure.TRANSIENT, "expand", message)
-        if not silently:
+            cannot = CsiError(
+                "NodeExpandVolume", "UNIMPLEMENTED", f"driver {source.driver} cannot grow volumes on a node"
+            )
+            return await self._refused(use, claim, target, cannot)
+        if decision.choice is Choice.GROW:
             claim = await self._write(claim, {"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}})
         secrets = await self._fetch.secret(source.expand_secret)
         request = wire.expand_request(
@@ -138,10 +153,10 @@ class Grower:
         except CsiError as error:
             return await self._refused(use, claim, target, error)
         self._final_errors.discard(use.volume)
+        for about in (_pod(use), claim):
+            self._recorder.normal(about, "FileSystemResizeSuccessful", f"volume {source.spec_name} was grown")
         if not silently:
             await self._finished(claim, target)
-            for about in (_pod(use), claim):
-                self._recorder.normal(about, "FileSystemResizeSuccessful", f"volume {source.spec_name} was grown")
         log.info("volume grown", volume=use.volume, pod=use.pod.uid, size=target)
         return Outcome(size_bytes=max(target, use.size_bytes))
 

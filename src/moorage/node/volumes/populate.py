@@ -175,7 +175,7 @@ def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
         fs_group=security.fs_group if security else None,
         fs_group_on_root_mismatch=_on_mismatch(pod),
         se_linux_label=_label(pod),
-        size_bytes=0 if read_only else _size(pv.spec.capacity.get("storage")),
+        size_bytes=_size(pv.spec.capacity.get("storage")),
         claim_size_bytes=_size(claim.status.capacity.get("storage")),
         claim_expands=claim.status.allocated_resource_statuses.get("storage", "") not in _HOLDS_BACK,
         republish_s=_republish(driver, sync_s),

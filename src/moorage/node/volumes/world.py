@@ -85,7 +85,7 @@ class Use:
     fs_group: int | None = None
     fs_group_on_root_mismatch: bool = False
     se_linux_label: str = ""
-    size_bytes: int = 0  # the PV's capacity; 0 when growing is none of our business
+    size_bytes: int = 0  # the PV's capacity; 0 for volumes without one
     claim_size_bytes: int = 0  # what the claim's status says
     claim_expands: bool = True
     republish_s: float = 0.0  # publish again this often; 0 is never
