@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 
+import uvloop
 from node_lab import lab
 
 
@@ -46,4 +47,4 @@ if __name__ == "__main__":
     parser.add_argument("--pods", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
-    asyncio.run(main(options.pods, options.seconds))
+    uvloop.run(main(options.pods, options.seconds))

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import time
 
+import uvloop
 from node_lab import IMAGE, OTHER, PLAIN, lab
 
 
@@ -55,4 +56,4 @@ if __name__ == "__main__":
     parser.add_argument("command", nargs="*", help="the program of `other` and its arguments, after --")
     options = parser.parse_args()
     for driver in [PLAIN, IMAGE] if options.driver == "both" else [options.driver]:
-        asyncio.run(main(driver, options.delay, options.pods, options.command))
+        uvloop.run(main(driver, options.delay, options.pods, options.command))

@@ -17,9 +17,11 @@ from moorage.log import get_logger
 
 log = get_logger(__name__)
 
-_WORKERS = 16
+_WORKERS = 8
 _OWN = frozenset({"PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"})
-_CREATING_S = 1.0  # most pods run before anybody could read that they are being made
+# Most pods run before anybody could read that they are being made. The more are being made at once, the longer each
+# takes, and the more such writes would take from them.
+_CREATING_S, _CREATING_EACH_S, _CREATING_MAX_S = 1.0, 0.01, 5.0
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class StatusWriter:
                 return
             entry.written = None
         if entry.written is None and _only_creating(status):
-            self._queue.add_after(pod.uid, _CREATING_S)
+            wait_s = _CREATING_S + _CREATING_EACH_S * self._queue.delayed
+            self._queue.add_after(pod.uid, min(wait_s, _CREATING_MAX_S))
         else:
             self._queue.add(pod.uid)
 
