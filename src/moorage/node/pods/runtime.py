@@ -7,11 +7,13 @@ Start reading at: `Runtime.start`, `Runtime.find`.
 
 import array
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +100,8 @@ class Runtime:
     def find(self, container: Container) -> None:
         """Take up a container that an earlier agent started: follow it if it runs, read how it ended if not."""
         container.state = read_state(container.directory)
+        if not container.state and _was_just_started(container.directory):
+            container.state = read_state(container.directory)
         if not container.is_ended:
             self._follow(container)
 
@@ -276,6 +280,27 @@ def write_state(directory: Path, state: Mapping[str, Any]) -> None:
     temporary = directory / "state.json.agent"
     temporary.write_text(json.dumps(dict(state)))
     os.replace(temporary, directory / "state.json")
+
+
+def _was_just_started(directory: Path) -> bool:
+    """Wait for a shim that was forked for an agent that is gone and has not written its state yet: what it starts would
+    run beside the next attempt. It holds a lock on the specification until then."""
+    ends_at = time.monotonic() + _START_TIMEOUT_S
+    try:
+        spec = os.open(directory / "spec.json", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        while time.monotonic() < ends_at:
+            try:
+                fcntl.flock(spec, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(0.005)  # the agent does nothing else yet
+    finally:
+        os.close(spec)
+    log.warning("a container that is being started has not come up", directory=str(directory))
+    return False
 
 
 def _resolve(ready: "asyncio.Future[None]") -> None:

@@ -22,8 +22,9 @@ _LONGEST_LINE = 16384
 _ROTATE_BYTES = 10 * 1024 * 1024
 
 
-def run(spec: dict[str, Any], template: int, reply: int) -> int:
-    """Start the container that is described and stay until it has ended."""
+def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
+    """Start the container that is described and stay until it has ended. The lock is let go of once its state can be
+    read."""
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
     fail_read, fail_write = os.pipe()
@@ -38,6 +39,7 @@ def run(spec: dict[str, Any], template: int, reply: int) -> int:
         "started": time.time(),
     }
     _write(spec["state"], state)
+    os.close(lock)
     failed = failed or _all_of(fail_read)
     if failed:
         if pid:

@@ -2,13 +2,14 @@
 
 Run as a script with an isolated interpreter and the standard library only: it must start fast, stay small and have no
 threads. It reads requests from a socket; each request forks a process that becomes a container's shim (`shim.py`) or
-enters a running container (`enter.py`). It ends when the agent closes the socket; shims live on.
+enters a running container (`enter.py`). It ends with the agent, whatever is still asked of it then; shims live on.
 Owns: the request loop. May not touch: anything else of Moorage.
 Start reading at: `main`.
 """
 
 import array
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -28,6 +29,7 @@ _MOST_FDS = 4
 
 def main(control_fd: int) -> None:
     """Serve requests until the other side is closed."""
+    kernel.die_with_parent()  # what is still in the socket must not be started when the next agent looks around
     control = socket.socket(fileno=control_fd)
     template = rootfs.template()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
@@ -40,13 +42,14 @@ def main(control_fd: int) -> None:
         data, fds = _receive(control)
         if not data:
             return
+        request: dict[str, Any] = {}
         try:
             request = _read(data)  # here, where the pages that it touches are not copied
             if os.fork() == 0:
                 _serve(control, request, fds, template)
         except (OSError, ValueError) as error:
             _answer(fds[-1], error)
-        for fd in fds:
+        for fd in (*fds, *request.get("lock", ())):
             os.close(fd)
 
 
@@ -58,7 +61,7 @@ def _serve(control: socket.socket, request: dict[str, Any], fds: list[int], temp
         kernel.heed_children()
         os.setsid()
         if request["op"] == "run":
-            status = shim.run(request["spec"], template, fds[-1])
+            status = shim.run(request["spec"], template, fds[-1], *request["lock"])
         else:
             status = enter.run(request, fds[:3], fds[-1])
     except BaseException as error:
@@ -70,7 +73,9 @@ def _serve(control: socket.socket, request: dict[str, Any], fds: list[int], temp
 def _read(data: bytes) -> dict[str, Any]:
     request: dict[str, Any] = json.loads(data)
     if request["op"] == "run":
-        request["spec"] = json.loads(shim.content_of(request["spec"]))
+        lock = os.open(request["spec"], os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # until the shim has written its state: `Runtime.find` waits for it
+        request |= {"spec": json.loads(shim.content_of(request["spec"])), "lock": [lock]}
     return request
 
 

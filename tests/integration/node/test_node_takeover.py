@@ -1,0 +1,137 @@
+"""What an agent finds that was killed while it was starting containers."""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from moorage.node.pods import runtime
+from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.pods.shim import start_ticks
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    directory = tmp_path / "pods" / "u" / "containers" / "main" / "0"
+    directory.mkdir(parents=True)
+    (directory / "spec.json").write_text("{}")
+    return Container("u", "main", 0, directory, tmp_path / "0.log")
+
+
+async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up(attempt):
+    lock = os.open(attempt.directory / "spec.json", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    with subprocess.Popen(["sleep", "1000"]) as shim:
+
+        def come_up():
+            state = {"shim": shim.pid, "shim_start": start_ticks(shim.pid), "pid": shim.pid, "started": 1.0}
+            (attempt.directory / "state.json").write_text(json.dumps(state))
+            os.close(lock)
+
+        ended = asyncio.Event()
+        found = Runtime(lambda _container: ended.set())
+        starts = threading.Timer(0.2, come_up)
+        starts.start()
+        found.find(attempt)  # the agent does nothing else yet, so this waits
+        starts.join()
+        assert attempt.is_running
+        shim.kill()
+        async with asyncio.timeout(30):
+            await ended.wait()
+        await found.close()
+
+
+async def test_a_container_that_was_never_started_is_over(attempt):
+    ended = []
+    Runtime(ended.append).find(attempt)
+    assert (attempt.is_running, attempt.exit_code, attempt.state["reason"]) == (False, 137, "ContainerStatusUnknown")
+    assert ended == [attempt]
+
+
+async def test_a_start_that_hangs_does_not_hold_the_agent_up_for_good(attempt, monkeypatch):
+    monkeypatch.setattr(runtime, "_START_TIMEOUT_S", 0.05)
+    lock = os.open(attempt.directory / "spec.json", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    Runtime(lambda _container: None).find(attempt)
+    assert attempt.exit_code == 137
+    os.close(lock)
+
+
+def is_locked(attempt):
+    spec = os.open(attempt.directory / "spec.json", os.O_RDONLY)
+    try:
+        fcntl.flock(spec, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(spec)
+
+
+async def test_the_specification_is_locked_until_the_state_is_there(lab, attempt):
+    ended = asyncio.Event()
+    starter = Runtime(lambda _container: ended.set())
+    (attempt.directory / "spec.json").unlink()
+    os.mkfifo(attempt.directory / "state.json.new")  # the state cannot be written before somebody reads it
+    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
+    start = asyncio.create_task(starter.start(attempt, spec))
+    await lab.until(lambda: (attempt.directory / "spec.json").exists() and is_locked(attempt), what="the lock")
+    assert not start.done()
+    reader = os.open(attempt.directory / "state.json.new", os.O_RDONLY | os.O_NONBLOCK)
+    await start
+    assert attempt.is_running
+    await lab.until(lambda: not is_locked(attempt), what="the lock given back")
+    os.close(reader)
+    starter.kill(attempt)
+    async with asyncio.timeout(30):
+        await ended.wait()
+    await starter.close()
+
+
+_AGENT = """
+import asyncio, sys
+from moorage.node.pods.runtime import Runtime
+
+async def main():
+    runtime = Runtime(lambda container: None)
+    await runtime.open()
+    print(runtime._process.pid, flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_is_started_for_an_agent_that_is_gone(lab):
+    """What it had asked for may still be in the socket; the next agent would start it a second time."""
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", _AGENT, stdout=asyncio.subprocess.PIPE)
+    zygote = int(await agent.stdout.readline())
+    pidfd = os.pidfd_open(zygote)
+    ready = asyncio.Event()
+    asyncio.get_running_loop().add_reader(pidfd, ready.set)
+    try:
+
+        def is_up():
+            with open(f"/proc/{zygote}/stat") as stat:
+                return stat.read().split()[5] == str(zygote)  # it has made a session of its own: it serves
+
+        await lab.until(is_up, what="zygote serving")
+        os.kill(zygote, signal.SIGSTOP)  # busy, with requests in the socket
+        agent.kill()
+        await agent.wait()
+        async with asyncio.timeout(30):
+            await ready.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        if not ready.is_set():
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+    assert ready.is_set()
