@@ -50,23 +50,29 @@ def remove_tree(path: Path) -> None:
     Every directory is opened by openat2 with RESOLVE_NO_XDEV: even a bind mount of the same filesystem, made between
     two of our steps, is refused by the kernel.
     """
+    _remove(path, only_empty=False)
+
+
+def _remove(path: Path, *, only_empty: bool) -> None:
     try:
         parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        _remove_in(parent, path.name, path)
+        _remove_in(parent, path.name, path, only_empty)
     finally:
         os.close(parent)
 
 
-def _remove_in(parent: int, name: str, shown: Path) -> None:
+def _remove_in(parent: int, name: str, shown: Path, only_empty: bool) -> None:
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return
     try:
         if not stat.S_ISDIR(status.st_mode):
+            if only_empty:
+                raise MoorageError(f"{shown} is left in a directory that should be empty")
             os.unlink(name, dir_fd=parent)
             return
         directory = open_directory(parent, name)
@@ -76,7 +82,7 @@ def _remove_in(parent: int, name: str, shown: Path) -> None:
         raise
     try:
         for child in os.listdir(directory):
-            _remove_in(directory, child, shown / child)
+            _remove_in(directory, child, shown / child, only_empty)
     finally:
         os.close(directory)
     try:
@@ -112,13 +118,6 @@ def remove_empty_up_to(path: Path, stop: Path) -> None:
 
 
 def remove_empty_tree(path: Path) -> None:
-    """Remove a tree of directories that hold nothing; the first thing found in it is an error."""
-    if not path.exists():
-        return
-    with os.scandir(path) as entries:
-        children = list(entries)
-    for child in children:
-        if not child.is_dir(follow_symlinks=False):
-            raise MoorageError(f"{child.path} is left in a directory that should be empty")
-        remove_empty_tree(Path(child.path))
-    remove_empty(path)
+    """Remove a tree of directories that hold nothing; the first thing found in it is an error, and so is a mount: even
+    the empty directories behind it are somebody's data."""
+    _remove(path, only_empty=True)

@@ -5,18 +5,14 @@ Start reading at: `find_containers`, `remove_pod_directory`.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from moorage.host import mountinfo, mounts
-from moorage.log import get_logger
+from moorage.host import mountinfo
 from moorage.node.layout import Layout, PodUid
 from moorage.node.pods.runtime import Container
 from moorage.node.removal import MountInTheWay, remove_empty, remove_empty_tree, remove_tree
-from moorage.node.volumes import metadata
-
-log = get_logger(__name__)
+from moorage.node.volumes import leftovers
 
 
 def find_containers(layout: Layout) -> dict[PodUid, dict[str, list[Container]]]:
@@ -59,7 +55,7 @@ def remove_pod_directory(layout: Layout, uid: PodUid) -> None:
     pod = layout.pod(uid)
     if not pod.is_dir():
         return
-    _release_unreadable(layout, uid)
+    leftovers.release_pod(layout, uid)
     mounted = mountinfo.mounts_below(pod)
     if mounted:
         raise MountInTheWay(mounted[0].target)
@@ -78,21 +74,3 @@ def remove_logs(layout: Layout, uid: PodUid) -> None:
         for directory in layout.logs.iterdir():
             if directory.name.endswith(f"_{uid}"):
                 remove_tree(directory)
-
-
-def _release_unreadable(layout: Layout, uid: PodUid) -> None:
-    """A CSI volume whose data was lost cannot be given back to its driver: one plain attempt to unmount it."""
-    base = layout.volumes_of(uid) / "kubernetes.io~csi"
-    for directory in base.iterdir() if base.is_dir() else ():
-        try:
-            if metadata.read(directory) is not None:
-                continue
-        except metadata.UnreadableVolumeData as error:
-            log.warning("volume without usable data is unmounted by force", path=str(directory), reason=str(error))
-        target = directory / "mount"
-        if mountinfo.mount_at(target) is not None:
-            mounts.unmount(target)
-        if os.path.isdir(target):
-            remove_empty(target)
-        metadata.remove(directory)
-        remove_empty(directory)

@@ -26,6 +26,7 @@ class Observed:
 
     volumes: dict[VolumeName, ActualVolume] = field(default_factory=dict)
     unreadable: list[Path] = field(default_factory=list)
+    staged_unreadable: list[Path] = field(default_factory=list)
     pods: set[PodUid] = field(default_factory=set)
 
 
@@ -96,8 +97,9 @@ def _take_device(found: Observed, directory: Path, *, is_block: bool, spec_name:
         data = metadata.read(directory)
     except metadata.UnreadableVolumeData as error:
         log.warning("staged volume cannot be recognised", path=str(directory), reason=str(error))
-        return
+        data = None
     if data is None:
+        found.staged_unreadable.append(directory)
         return
     source = metadata.source_from(data, spec_name, is_block=is_block)
     name = csi_volume_name(source.driver, source.handle)

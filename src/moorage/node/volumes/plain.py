@@ -17,7 +17,7 @@ from moorage.kube.objects.core import ConfigMap, KeyToPath, Pod, PodVolume, Secr
 from moorage.kube.quantity import Quantity
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
-from moorage.node.removal import remove_empty_up_to, remove_tree
+from moorage.node.removal import remove_empty_tree, remove_empty_up_to, remove_tree
 from moorage.node.threads import in_thread
 from moorage.node.volumes import ownership
 from moorage.node.volumes.fetch import Fetch
@@ -27,6 +27,7 @@ from moorage.node.volumes.world import ActualVolume, Failure, PlainSource, State
 
 _TMPFS_SOURCE = "moorage-volume"
 _IN_MEMORY = frozenset({"kubernetes.io/secret", "kubernetes.io/projected"})
+_OURS = _IN_MEMORY | {"kubernetes.io/empty-dir", "kubernetes.io/configmap", "kubernetes.io/downward-api"}
 _DEFAULT_MODE = 0o644
 _CHECKS = {
     "Directory": stat.S_ISDIR,
@@ -84,7 +85,8 @@ class PlainMounter:
         if source.plugin == "kubernetes.io/host-path":
             return
         directory = self._layout.plain_volume(uid, source.plugin, source.spec_name)
-        await in_thread(_remove, directory)
+        # Of other plugins, found where a kubelet worked before, only the empty directory is removed.
+        await in_thread(_remove if source.plugin in _OURS else remove_empty_tree, directory)
         remove_empty_up_to(directory.parent, self._layout.pod(uid))
 
     async def unstage(self, volume: ActualVolume) -> None:
@@ -93,18 +95,18 @@ class PlainMounter:
     def _make(self, use: Use, source: PlainSource, directory: Path, payload: dict[str, File] | None) -> None:
         empty = source.body.volume.empty_dir
         in_memory = source.plugin in _IN_MEMORY or (empty is not None and empty.medium == "Memory")
-        if mountinfo.mount_at(directory) is None:
+        if in_memory and mountinfo.mount_at(directory) is None:
             directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-            if in_memory:
-                limit = empty.size_limit if empty is not None else None
-                size = [f"size={Quantity.parse(limit).value}"] if limit else []
-                mounts.mount(_TMPFS_SOURCE, directory, "tmpfs", ["mode=0777", "nodev", "nosuid", *size])
+            limit = empty.size_limit if empty is not None else None
+            size = [f"size={Quantity.parse(limit).value}"] if limit else []
+            # The group at once, not in a second step: what exists is complete.
+            group = ["mode=0777"] if use.fs_group is None else ["mode=02777", f"gid={use.fs_group}"]
+            mounts.mount(_TMPFS_SOURCE, directory, "tmpfs", [*group, "nodev", "nosuid", *size])
         if payload is not None:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o755)
             write_payload(directory, payload, use.fs_group)
-        else:
-            directory.chmod(0o777)
-        if use.fs_group is not None and payload is None:
-            ownership.apply_group(directory, use.fs_group, only_on_root_mismatch=use.fs_group_on_root_mismatch)
+        elif not in_memory and not directory.is_dir():
+            _make_empty(directory, use.fs_group)
 
     async def _payload(self, use: Use, body: PlainBody) -> dict[str, File]:
         volume, pod = body.volume, body.pod
@@ -192,6 +194,17 @@ def _items(body: dict[str, Any]) -> list[KeyToPath]:
         KeyToPath(key=one.get("key", ""), path=one.get("path", ""), mode=one.get("mode"))
         for one in body.get("items") or []
     ]
+
+
+def _make_empty(directory: Path, gid: int | None) -> None:
+    """An emptyDir open to all, under its name only when it is complete: one that is there is the pod's own, and what
+    the pod did to its mode and owner is not undone after a restart of the agent."""
+    fresh = directory.with_name(f".{directory.name}.new")
+    fresh.mkdir(parents=True, exist_ok=True)
+    fresh.chmod(0o777)
+    if gid is not None:
+        ownership.apply_group(fresh, gid)
+    fresh.rename(directory)
 
 
 def _remove(directory: Path) -> None:

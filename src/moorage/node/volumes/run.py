@@ -10,11 +10,14 @@ import asyncio
 import heapq
 import time
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.log import get_logger
 from moorage.node.layout import Layout, PodUid, VolumeName
+from moorage.node.threads import in_thread
+from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import Executor
 from moorage.node.volumes.observe import Observed, observe
 from moorage.node.volumes.plan import EXCLUSIVE, plan_volume
@@ -78,6 +81,7 @@ class VolumeManager:
         self.on_moved: Moved = _nobody  # told whenever something about a pod's volumes changed
         self.in_use_changed = asyncio.Event()
         self._is_empty = asyncio.Event()
+        self._leftovers: list[Path] = []
 
     # What is there after a restart.
 
@@ -90,6 +94,7 @@ class VolumeManager:
                 self._touched.setdefault(uid, set()).add(name)
         if found.volumes:
             log.info("volumes found on disk", volumes=len(found.volumes), pods=len(found.pods))
+        self._leftovers = found.staged_unreadable
         self.in_use_changed.set()
         return found
 
@@ -98,6 +103,16 @@ class VolumeManager:
         self.world.is_ready = True
         for name in self.world.actual:
             self.look_at(name)
+        if self._leftovers:
+            work = in_thread(leftovers.release_staged, self._layout, self._leftovers, self._staging_known())
+            self._running[VolumeName("")] = asyncio.create_task(work, name="volumes without data")
+
+    def _staging_known(self) -> set[Path]:
+        uses = (use.source for uses in self.world.desired.values() for use in uses.values())
+        sources = [*uses, *(volume.source for volume in self.world.actual.values())]
+        known = [source for source in sources if isinstance(source, CsiSource)]
+        block = {self._layout.block_data(source.spec_name) for source in known if source.is_block}
+        return block | {self._layout.staging(source.driver, source.handle) for source in known}
 
     # What pods say.
 
