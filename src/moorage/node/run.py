@@ -103,7 +103,7 @@ class Agent:
         self.cgroups = Cgroups(config.node_name)
         self.pods = self._pod_manager()
         self.stats = VolumeStats(self.layout, self.registry, self.volumes)
-        self.endpoint = Endpoint(self.pods, self.runtime, self.stats, config, client)
+        self.endpoint = Endpoint(self.pods, self.statuses, self.runtime, self.stats, config, client)
 
     def _volume_manager(self) -> VolumeManager:
         layout, node, registry, fetch = self.layout, self.config.node_name, self.registry, self.fetch

@@ -26,6 +26,11 @@ log = get_logger(__name__)
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
 _CHUNK = 1 << 15
+_QUIET_S = 2.0
+NEEDS_WEB_SOCKET = (
+    "kubectl 1.31 or later is needed to exec here (or another client that uses WebSocket with v5.channel.k8s.io or "
+    "v4.channel.k8s.io): SPDY, which older ones use, is not served"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,9 @@ async def serve_exec(
     offered = [word.strip() for word in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
     usable = [protocol for protocol in PROTOCOLS if protocol in offered]
     if request.headers.get("Upgrade", "").lower() != "websocket" or not usable:
-        text = (
-            "exec is served over WebSocket only (v5.channel.k8s.io or v4.channel.k8s.io); "
-            "kubectl 1.31 and later use it by themselves"
-        )
-        return web.Response(status=400, text=text)
-    socket = web.WebSocketResponse(protocols=(usable[0],), max_msg_size=0, heartbeat=30)
+        return web.Response(status=400, text=NEEDS_WEB_SOCKET)
+    # No heartbeat: a client that does not read for a while, such as a pager, does not answer it either.
+    socket = web.WebSocketResponse(protocols=(usable[0],), max_msg_size=0)
     await socket.prepare(request)
     status: dict[str, Any]
     try:
@@ -71,6 +73,8 @@ class _Session:
         self._options = options
         self._input = -1
         self._terminal = -1
+        self._sent = 0
+        self._sending = 0
 
     async def run(self, runtime: Runtime, container: Container, spec: Mapping[str, Any]) -> int:
         theirs, ours, outputs = self._streams()
@@ -80,6 +84,9 @@ class _Session:
         request.setdefault("env", {})
         try:
             reply = await runtime.enter(container, request, theirs)
+        except BaseException:
+            self._close(ours)
+            raise
         finally:
             for fd in set(theirs):
                 os.close(fd)
@@ -93,22 +100,31 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*pumps, reader, return_exceptions=True)
             reply.close()
-            self._close_input()
-            for fd in ours:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+            self._close(ours)
 
     async def _until_end(self, reply: Reply, pumps: list["asyncio.Task[None]"], reader: "asyncio.Task[None]") -> int:
         answer = await reply.line()
         if "error" in answer:
             raise ContainerFailed(str(answer["error"]))
         ending = asyncio.create_task(reply.line())
-        await asyncio.wait((ending, reader), return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():  # the client is gone: the program loses its streams
+        try:
+            await asyncio.wait((ending, reader), return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():  # the client is gone: the program loses its streams
+                raise ConnectionResetError("client closed the connection")
+            await self._last_words(pumps, reader)
+            return int(ending.result().get("exit_code", 137))
+        finally:
             ending.cancel()
-            raise ConnectionResetError("client closed the connection")
-        await asyncio.wait(pumps, timeout=2)
-        return int(ending.result().get("exit_code", 137))
+            await asyncio.gather(ending, return_exceptions=True)
+
+    async def _last_words(self, pumps: list["asyncio.Task[None]"], reader: "asyncio.Task[None]") -> None:
+        """What the program wrote before its end reaches the client, however slowly that reads. A process that it left
+        behind may hold the streams open: once nothing comes any more, that is not waited for."""
+        while pumps:
+            sent = self._sent
+            _, unfinished = await asyncio.wait(pumps, timeout=_QUIET_S)
+            if not unfinished or reader.done() or (sent == self._sent and not self._sending):
+                return
 
     def _streams(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """Descriptors for the program, descriptors to close later, and (descriptor, channel) to read from."""
@@ -116,7 +132,7 @@ class _Session:
             master, slave = pty.openpty()
             os.set_blocking(master, False)
             self._terminal = self._input = master
-            return [slave, slave, slave], [], [(master, _STDOUT)]
+            return [slave, slave, slave], [master], [(master, _STDOUT)]
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         theirs, ours, outputs = [null, null, null], [], []
         if self._options.stdin:
@@ -144,7 +160,12 @@ class _Session:
                 return
             if not data:
                 return
-            await self._socket.send_bytes(bytes((channel,)) + data)
+            self._sending += 1
+            try:
+                await self._socket.send_bytes(bytes((channel,)) + data)
+            finally:
+                self._sending -= 1
+            self._sent += len(data)
 
     async def _receive(self) -> None:
         async for message in self._socket:
@@ -170,10 +191,16 @@ class _Session:
             except OSError:
                 self._close_input()
 
+    def _close(self, ours: list[int]) -> None:
+        self._close_input()
+        for fd in ours:
+            os.close(fd)
+
     def _close_input(self) -> None:
-        if self._input >= 0:
+        """No more is typed. A terminal stays open: it is where the output comes from."""
+        if self._input >= 0 and self._terminal < 0:
             os.close(self._input)
-            self._input = self._terminal = -1
+        self._input = -1
 
 
 async def _ready(add: Any, remove: Any, fd: int) -> None:

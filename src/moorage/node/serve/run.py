@@ -5,25 +5,28 @@ Owns: routes, and who may use them. Start reading at: `Endpoint`.
 
 import ssl
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import prometheus_client
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from moorage.errors import MoorageError
+from moorage.errors import InvalidRequest, MoorageError
 from moorage.kube.client import Client
-from moorage.kube.objects.meta import as_document, seconds_of
+from moorage.kube.objects.meta import as_document
 from moorage.log import get_logger
 from moorage.node.layout import Layout
 from moorage.node.pods.housekeeping import spec_of
 from moorage.node.pods.run import PodManager
 from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.pods.status import StatusWriter
 from moorage.node.serve import figures
 from moorage.node.serve.auth import Gate, authority_of, server_context
 from moorage.node.serve.exec import ExecOptions, serve_exec
-from moorage.node.serve.logs import LogOptions, stream
+from moorage.node.serve.logs import is_yes, log_options_from, stream
 from moorage.node.volumes.stats import VolumeStats
 
 if TYPE_CHECKING:
@@ -32,16 +35,24 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _STOP_S = 1.0
+_STATUSES = ("initContainerStatuses", "containerStatuses")
 
 
 class Endpoint:
     """HTTPS on loopback. Use as `async with`; `port` is known inside."""
 
     def __init__(
-        self, pods: PodManager, runtime: Runtime, stats: VolumeStats, config: "AgentConfig", client: Client
+        self,
+        pods: PodManager,
+        statuses: StatusWriter,
+        runtime: Runtime,
+        stats: VolumeStats,
+        config: "AgentConfig",
+        client: Client,
     ) -> None:
         self.port = config.port
         self._pods = pods
+        self._statuses = statuses
         self._runtime = runtime
         self._stats = stats
         self._config = config
@@ -64,7 +75,7 @@ class Endpoint:
                 web.route("*", "/run/{rest:.*}", self._unsupported),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_S)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_S, handler_cancellation=True)
         await self._runner.setup()
         config = self._config
         authority = authority_of(config.api, config.client_ca)
@@ -120,17 +131,18 @@ class Endpoint:
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         try:
-            options = _log_options(request)
-        except ValueError as error:
-            return web.Response(status=400, text=f"log options are not usable: {error}")
+            options = log_options_from(request.query, time.time())
+        except InvalidRequest as error:
+            return web.Response(status=422, text=str(error))
         container = self._container(request, previous=_flag(request, "previous"))
         if isinstance(container, str):
             return web.Response(status=400, text=container)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         try:
-            async for piece in stream(container.log, options, lambda: container.is_running):
-                await response.write(piece)
+            async with aclosing(stream(container.log, options, lambda: container.is_running)) as pieces:
+                async for piece in pieces:
+                    await response.write(piece)
             await response.write_eof()
         except ConnectionError:
             log.debug("reader of a log went away", container=container.id)
@@ -165,16 +177,29 @@ class Endpoint:
         if worker is None:
             return f'pod "{namespace}/{name}" is not on this node'
         attempts = worker.containers.get(wanted) or []
+        status = _status_named(self._statuses.last(worker.uid), wanted)
         if previous:
-            ended = [one for one in attempts if not one.is_running]
-            if attempts and not attempts[-1].is_running and len(attempts) > 1:
-                ended = attempts[:-1]
-            if not ended:
-                return f'previous terminated container "{wanted}" in pod "{name}" not found'
-            return ended[-1]
-        if not attempts:
-            return f'container "{wanted}" in pod "{name}" is waiting to start: ContainerCreating'
-        return attempts[-1]
+            return _previous(attempts, status) or f'previous terminated container "{wanted}" in pod "{name}" not found'
+        if attempts:
+            return attempts[-1]
+        reason = ((status.get("state") or {}).get("waiting") or {}).get("reason") or "ContainerCreating"
+        why = "image can't be pulled" if reason == "ErrImagePull" else reason
+        return f'container "{wanted}" in pod "{name}" is waiting to start: {why}'
+
+
+def _status_named(status: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """The status of one container as it was last told to the cluster."""
+    every = [one for part in _STATUSES for one in (status or {}).get(part) or ()]
+    found: Mapping[str, Any] = next((one for one in every if one["name"] == name), {})
+    return found
+
+
+def _previous(attempts: Sequence[Container], status: Mapping[str, Any]) -> Container | None:
+    """The attempt that the status gives as the last state: while the next one is awaited, that is the newest."""
+    if not status:  # an agent started a moment ago has said nothing yet
+        return attempts[-2] if len(attempts) > 1 else None
+    last = ((status.get("lastState") or {}).get("terminated") or {}).get("containerID", "")
+    return next((one for one in attempts if last == f"moorage://{one.id}"), None)
 
 
 def _port_in(path: Path) -> int:
@@ -186,20 +211,5 @@ def _port_in(path: Path) -> int:
     return port if 0 < port < 1 << 16 else 0
 
 
-def _log_options(request: web.Request) -> LogOptions:
-    query = request.query
-    since = seconds_of(query.get("sinceTime"))
-    if "sinceSeconds" in query:
-        since = time.time() - int(query["sinceSeconds"])
-    return LogOptions(
-        follow=_flag(request, "follow"),
-        timestamps=_flag(request, "timestamps"),
-        tail=int(query["tailLines"]) if "tailLines" in query else None,
-        since=since,
-        limit_bytes=int(query["limitBytes"]) if "limitBytes" in query else None,
-        stream=query.get("stream", "All"),
-    )
-
-
 def _flag(request: web.Request, name: str) -> bool:
-    return request.query.get(name, "").lower() in ("1", "true")
+    return is_yes(request.query.get(name, ""))

@@ -1,0 +1,211 @@
+"""Commands over a WebSocket: streams, terminals, slow clients, and what is left when something fails."""
+
+import asyncio
+import json
+import os
+import sys
+
+import pytest
+from aiohttp import WSMsgType, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from moorage.node.pods.runtime import ContainerFailed
+from moorage.node.serve import exec as execution
+from moorage.node.serve.exec import PROTOCOLS, ExecOptions, serve_exec
+
+
+class Reply:
+    """What the process that starts programs says of one of them."""
+
+    def __init__(self, process):
+        self._process, self._has_begun = process, False
+
+    async def line(self):
+        if not self._has_begun:
+            self._has_begun = True
+            return {"pid": self._process.pid}
+        return {"exit_code": await self._process.wait()}
+
+    def close(self):
+        return
+
+
+class Runtime:
+    """Runs programs on this machine, outside of any container."""
+
+    def __init__(self):
+        self.error = None
+        self.processes = []
+
+    async def enter(self, _container, request, streams):
+        if self.error:
+            raise ContainerFailed(self.error)
+        stdin, stdout, stderr = streams
+        process = await asyncio.create_subprocess_exec(
+            *request["argv"], stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        self.processes.append(process)
+        return Reply(process)
+
+    async def all_over(self):
+        async with asyncio.timeout(60):
+            for process in self.processes:
+                await process.wait()
+
+
+def shell(text, **options):
+    return ExecOptions(("sh", "-c", text), **options)
+
+
+@pytest.fixture
+async def run():
+    """`run(options)` gives a WebSocket to a program; `run.runtime` starts it."""
+    runtime, wanted = Runtime(), []
+
+    async def handle(request):
+        return await serve_exec(request, runtime, None, {}, wanted[-1])
+
+    app = web.Application()
+    app.router.add_route("*", "/exec", handle)
+    async with TestClient(TestServer(app)) as client:
+
+        def start(options, protocols=PROTOCOLS):
+            wanted.append(options)
+            return client.ws_connect("/exec", protocols=protocols)
+
+        start.runtime, start.client, start.wanted = runtime, client, wanted
+        yield start
+        await runtime.all_over()
+
+
+async def all_of(socket):
+    """Everything said on each channel until the server closes."""
+    received = {1: b"", 2: b"", 3: b""}
+    async with asyncio.timeout(60):
+        async for message in socket:
+            assert message.type is WSMsgType.BINARY
+            received[message.data[0]] += message.data[1:]
+    return received[1], received[2], json.loads(received[3]) if received[3] else None
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_both_protocols_carry_streams_and_the_exit_code(run, protocol):
+    async with run(shell("echo out; echo err >&2; exit 7"), protocols=(protocol,)) as socket:
+        assert socket.protocol == protocol
+        out, err, status = await all_of(socket)
+    assert (out, err) == (b"out\n", b"err\n")
+    assert (status["status"], status["reason"]) == ("Failure", "NonZeroExitCode")
+    assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "7"}]
+
+
+async def test_the_newest_protocol_that_both_know_is_used(run):
+    async with run(shell("true"), protocols=("v1.other", "v4.channel.k8s.io", "v5.channel.k8s.io")) as socket:
+        assert socket.protocol == "v5.channel.k8s.io"
+        assert (await all_of(socket))[2]["status"] == "Success"
+
+
+async def test_input_ends_when_the_client_says_so(run):
+    async with run(shell("cat; echo over", stdin=True)) as socket:
+        for _ in range(50):
+            await socket.send_bytes(b"\x00" + b"x" * 20_000)
+        await socket.send_bytes(b"\xff\x00")
+        out, _, status = await all_of(socket)
+    assert out == b"x" * 1_000_000 + b"over\n"
+    assert status["status"] == "Success"
+
+
+async def test_a_program_without_any_stream_still_has_an_exit_code(run):
+    async with run(shell("exit 3", stdout=False, stderr=False)) as socket:
+        out, err, status = await all_of(socket)
+    assert (out, err) == (b"", b"")
+    assert status["details"]["causes"][0]["message"] == "3"
+
+
+async def test_a_terminal_has_the_clients_size_and_stays_open_when_no_more_is_typed(run):
+    options = shell("read line; stty size; echo $line; test -t 1 && echo a terminal", stdin=True, tty=True)
+    async with run(options) as socket:
+        await socket.send_bytes(b'\x04{"Width":99,"Height":33}')
+        await socket.send_bytes(b"\x04nonsense")
+        await socket.send_bytes(b"\x00typed\n")
+        await socket.send_bytes(b"\xff\x00")
+        out, err, status = await all_of(socket)
+    assert out.replace(b"\r", b"").endswith(b"33 99\ntyped\na terminal\n")
+    assert err == b""
+    assert status["status"] == "Success"
+
+
+async def test_a_process_left_behind_does_not_hold_the_client_up(run, monkeypatch):
+    monkeypatch.setattr(execution, "_QUIET_S", 0.05)
+    async with run(shell("sleep 600 & echo $!")) as socket:
+        out, _, status = await all_of(socket)
+    os.kill(int(out), 9)
+    assert status["status"] == "Success"
+
+
+class SlowSocket:
+    """A client that takes one message, and the next when it is told to."""
+
+    def __init__(self):
+        self.taken, self.go_on = b"", asyncio.Event()
+
+    async def send_bytes(self, data):
+        if len(data) > 1:
+            await self.go_on.wait()
+        self.taken += data[1:]
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await asyncio.Event().wait()
+
+
+async def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
+    monkeypatch.setattr(execution, "_QUIET_S", 0.01)
+    socket, runtime = SlowSocket(), Runtime()
+    program = f"{sys.executable} -c \"print('x' * 60_000, end='')\""  # as much as a pipe holds: it ends at once
+    session = asyncio.create_task(execution._Session(socket, shell(program)).run(runtime, None, {}))
+    done, _ = await asyncio.wait({session}, timeout=1.0)  # many times as long as a quiet program is waited for
+    assert not done
+    socket.go_on.set()
+    assert await asyncio.wait_for(session, 60) == 0
+    assert socket.taken == b"x" * 60_000
+    await runtime.all_over()
+
+
+async def test_a_command_that_cannot_be_run_leaves_no_open_files(run):
+    async with run(shell("true")) as socket:
+        await all_of(socket)
+    before = open_files()
+    run.runtime.error = "no such program"
+    for options in (shell("true", stdin=True), shell("true", stdin=True, tty=True)):
+        async with run(options) as socket:
+            _, _, status = await all_of(socket)
+        assert (status["reason"], status["message"]) == ("InternalError", "no such program")
+    assert open_files() <= before
+
+
+async def test_a_client_that_leaves_takes_the_streams_with_it(run):
+    async with run(shell("cat; echo", stdin=True)) as socket:
+        await socket.send_bytes(b"\x00x")
+        while (await socket.receive_bytes())[1:] != b"x":
+            continue
+        before = open_files()
+    await run.runtime.all_over()  # the end of its input ends the program
+    async with asyncio.timeout(60):
+        while open_files() >= before:
+            await asyncio.sleep(0.01)
+
+
+async def test_an_older_kubectl_is_told_which_one_it_takes(run):
+    run.wanted.append(shell("true"))
+    headers = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1", "X-Stream-Protocol-Version": "v4.channel.k8s.io"}
+    async with run.client.post("/exec", headers=headers) as answer:
+        assert answer.status == 400
+        assert "kubectl 1.31 or later" in await answer.text()
+    async with run.client.get("/exec") as answer:
+        assert answer.status == 400
