@@ -79,20 +79,73 @@ def is_locked(attempt):
 async def test_the_specification_is_locked_until_the_state_is_there(lab, attempt):
     ended = asyncio.Event()
     starter = Runtime(lambda _container: ended.set())
-    (attempt.directory / "spec.json").unlink()
-    os.mkfifo(attempt.directory / "state.json.new")  # the state cannot be written before somebody reads it
-    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
-    start = asyncio.create_task(starter.start(attempt, spec))
-    await lab.until(lambda: (attempt.directory / "spec.json").exists() and is_locked(attempt), what="the lock")
+    start, let_go = await held_start(lab, attempt, starter)
     assert not start.done()
-    reader = os.open(attempt.directory / "state.json.new", os.O_RDONLY | os.O_NONBLOCK)
+    let_go()
     await start
     assert attempt.is_running
     await lab.until(lambda: not is_locked(attempt), what="the lock given back")
-    os.close(reader)
     starter.kill(attempt)
     async with asyncio.timeout(30):
         await ended.wait()
+    await starter.close()
+
+
+async def held_start(lab, attempt, starter):
+    """A start whose shim waits before it can say that it is up; and what lets it go on."""
+    (attempt.directory / "spec.json").unlink()
+    os.mkfifo(attempt.directory / "state.json.new")
+    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
+    start = asyncio.create_task(starter.start(attempt, spec))
+    await lab.until(lambda: (attempt.directory / "spec.json").exists() and is_locked(attempt), what="the lock")
+
+    def let_go():
+        reader = os.open(attempt.directory / "state.json.new", os.O_RDONLY | os.O_NONBLOCK)
+
+        def read():
+            try:
+                return os.read(reader, 65536)
+            except BlockingIOError:
+                return b""
+
+        return read
+
+    return start, let_go
+
+
+async def test_a_container_comes_up_although_its_agent_went_meanwhile(lab, attempt):
+    starter = Runtime(lambda _container: None)
+    start, let_go = await held_start(lab, attempt, starter)
+    start.cancel()  # as when the agent is killed or stopped: nobody waits for the answer any more
+    await asyncio.gather(start, return_exceptions=True)
+    read = let_go()
+    state = json.loads(await lab.until(read, what="state"))
+    await lab.until(lambda: not is_locked(attempt), what="the lock given back")
+    (attempt.directory / "state.json").unlink()  # the pipe
+    runtime.write_state(attempt.directory, state)
+    ended = asyncio.Event()
+    following = Runtime(lambda _container: ended.set())
+    following.find(attempt)
+    assert attempt.is_running
+    following.kill(attempt)
+    async with asyncio.timeout(30):
+        await ended.wait()
+    assert attempt.exit_code == 137
+    assert "finished" in attempt.state  # the shim was there to the end: nothing but the signal has ended it
+    for one in (starter, following):
+        await one.close()
+
+
+async def test_a_container_that_comes_up_too_late_is_ended(lab, attempt, monkeypatch):
+    starter = Runtime(lambda _container: None)
+    monkeypatch.setattr(runtime, "_START_TIMEOUT_S", 1.0)
+    start, let_go = await held_start(lab, attempt, starter)
+    with pytest.raises(runtime.ContainerFailed, match="did not start"):
+        await start
+    read = let_go()
+    state = json.loads(await lab.until(read, what="state"))
+    for pid in (state["shim"], state["pid"]):
+        await lab.until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), what="end")
     await starter.close()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from moorage.errors import MoorageError
 from moorage.log import get_logger
-from moorage.node.pods.shim import parent_of, start_ticks
+from moorage.node.pods.shim import ABANDONED, parent_of, start_ticks
 
 log = get_logger(__name__)
 
@@ -89,6 +89,7 @@ class Runtime:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 answer = await reply.line()
         except TimeoutError:
+            (container.directory / ABANDONED).touch()  # should it come up after all, it ends at once
             raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
         finally:
             reply.close()
@@ -185,7 +186,10 @@ class Runtime:
     def _ended(self, container: Container) -> None:
         if not container.is_ended:  # the shim was killed, and the container with it
             container.state |= {"exit_code": 137, "signal": 9, "reason": "ContainerStatusUnknown"}
-            write_state(container.directory, container.state)
+            try:
+                write_state(container.directory, container.state)
+            except OSError as error:  # full or read-only: the next agent finds out by itself
+                log.warning("end of a container is not recorded", container=container.id, reason=str(error))
         self._on_end(container)
 
     async def _ask(self, request: Mapping[str, Any], streams: list[int]) -> "Reply":
@@ -269,7 +273,7 @@ class Reply:
 def read_state(directory: Path) -> dict[str, Any]:
     try:
         found = json.loads((directory / "state.json").read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
     return dict(found) if isinstance(found, dict) else {}
 

@@ -9,6 +9,7 @@ Signals go from the agent to the container's first process. If the shim dies, th
 Every page that is written to here is copied from the zygote, so whatever is done in few steps is.
 """
 
+import errno
 import json
 import os
 import select
@@ -20,6 +21,8 @@ from moorage.node.pods import kernel, rootfs, sandbox
 _CHUNK = 65536
 _LONGEST_LINE = 16384
 _ROTATE_BYTES = 10 * 1024 * 1024
+_SIGKILL = 9
+ABANDONED = "abandoned"  # a file beside the specification: the agent does not wait for this start any more
 
 
 def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
@@ -38,7 +41,13 @@ def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
         "pid": pid,
         "started": time.time(),
     }
-    _write(spec["state"], state)
+    try:
+        _write(spec["state"], state)
+    except OSError:
+        if pid:  # without a record nobody would ever end it
+            os.kill(pid, _SIGKILL)
+            os.waitpid(pid, 0)
+        raise
     os.close(lock)
     failed = failed or _all_of(fail_read)
     if failed:
@@ -48,7 +57,11 @@ def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
         _write(spec["state"], state)
         os.write(reply, json.dumps({"error": failed, "state": state}).encode())
         return 0
-    os.write(reply, json.dumps({"state": state}).encode())
+    try:
+        os.write(reply, json.dumps({"state": state}).encode())
+    except BrokenPipeError:  # the agent is gone, and the next one takes this up; unless it has given up waiting
+        if os.path.exists(f"{os.path.dirname(spec['state'])}/{ABANDONED}"):
+            raise
     os.close(reply)
     logs = _Logs(spec["log"])
     status = _attend(pid, {out_read: "stdout", err_read: "stderr"}, logs)
@@ -140,6 +153,7 @@ class _Logs:
         self._partial = {"stdout": b"", "stderr": b""}
         self._fd = -1  # opened with the first line: most containers that run for long say little
         self._size = 0
+        self._is_cut = False
 
     def add(self, stream: str, data: bytes) -> None:
         text = self._partial[stream] + data
@@ -163,13 +177,15 @@ class _Logs:
         try:
             if self._size > _ROTATE_BYTES:
                 os.close(self._fd)
-                self._fd = -1
+                self._fd, self._size = -1, 0
                 os.replace(self._path, f"{self._path}.1")
             if self._fd < 0:
                 self._fd = self._open()
                 self._size = os.fstat(self._fd).st_size
-            os.write(self._fd, data)
-            self._size += len(data)
+            text = b"\n" + data if self._is_cut else data
+            written = os.write(self._fd, text)
+            self._is_cut = written < len(text)  # the disk is full: what comes next must not look like the rest of it
+            self._size += written
         except OSError:
             return  # a full disk must not stop the container
 
@@ -201,9 +217,32 @@ def _all_of(fd: int) -> str:
 
 def _write(path: str, state: dict[str, Any]) -> None:
     temporary = f"{path}.new"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    data = json.dumps(state).encode()
     try:
-        os.write(fd, json.dumps(state).encode())
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            is_whole = os.write(fd, data) == len(data)
+        finally:
+            os.close(fd)
+        if not is_whole:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+        os.rename(temporary, path)
+    except OSError:
+        if not _overwrite(path, data):
+            raise
+
+
+def _overwrite(path: str, data: bytes) -> bool:
+    """On a full disk: write into the space that an earlier state has. Losing how a container ended would be worse than
+    the moment in which the file is not whole."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        padded = data.ljust(os.fstat(fd).st_size)  # never truncated: what is given back might not be there again
+        return os.write(fd, padded) == len(padded)
+    except OSError:
+        return False
     finally:
         os.close(fd)
-    os.rename(temporary, path)
