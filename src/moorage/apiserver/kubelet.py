@@ -21,6 +21,11 @@ from moorage.apiserver.routes import Route
 from moorage.apiserver.store import Store, decode
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_NEEDS_WEB_SOCKET = (
+    "kubectl 1.31 or later is needed for this (or another client that uses WebSocket with v5.channel.k8s.io or "
+    "v4.channel.k8s.io): SPDY, which older ones use, is not served"
+)
+_NO_PORT_FORWARD = "port-forward is not served: pods use the network of their node, so connect to the port itself"
 
 
 class KubeletProxy:
@@ -42,6 +47,8 @@ class KubeletProxy:
             return self._log(request, route)
         if route.subresource in ("exec", "attach") and request.method in ("GET", "POST"):
             return self._exec(request, route)
+        if route.subresource == "portforward":
+            raise StatusError(501, "NotImplemented", _NO_PORT_FORWARD)
         return None
 
     def _target(self, request: web.BaseRequest, route: Route) -> tuple[str, str]:
@@ -91,13 +98,15 @@ class KubeletProxy:
         base, container = self._target(request, route)
         offered = [p.strip() for p in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
         usable = [protocol for protocol in PROTOCOLS if protocol in offered]
-        if not usable:
-            raise bad_request("exec needs a WebSocket with the protocol v5.channel.k8s.io or v4.channel.k8s.io")
         query = _exec_query(request.rel_url.query.items())
         url = f"{base}/{route.subresource}/{route.namespace}/{route.name}/{container}"
         async with aiohttp.ClientSession() as session:
             try:
+                if not usable:
+                    raise await self._refusal(session, url, query)
                 upstream = await session.ws_connect(url, params=query, protocols=usable, ssl=self._tls, max_msg_size=0)
+            except aiohttp.WSServerHandshakeError:
+                raise await self._refusal(session, url, query) from None
             except aiohttp.ClientError as error:
                 raise internal(f"the node of pod {route.name} does not take the command: {error}") from error
             chosen = upstream.protocol or usable[0]
@@ -105,6 +114,15 @@ class KubeletProxy:
             await downstream.prepare(request)
             await _join(downstream, upstream)
             return downstream
+
+    async def _refusal(self, session: aiohttp.ClientSession, url: str, query: list[tuple[str, str]]) -> StatusError:
+        """Why a node does not take a command, in its own words: a refused WebSocket tells only a number. A kubectl
+        whose WebSocket was refused asks again with SPDY and shows the answer to that, so both get the same one."""
+        async with session.post(url, params=query, ssl=self._tls) as answer:
+            text = (await answer.text())[:500]
+        if answer.status < 400 or "upgrade" in text.lower():  # nothing is wrong but the way of asking
+            return bad_request(_NEEDS_WEB_SOCKET)
+        return StatusError(answer.status, _REASONS.get(answer.status, "InternalError"), text)
 
 
 def _exec_query(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -149,4 +167,6 @@ def _endpoint(node: Object) -> str:
 
 
 _STREAMS = {"stdin": "input", "stdout": "output", "stderr": "error"}
-_REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound"}
+_REASONS = {
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 422: "Invalid", 501: "NotImplemented",
+}  # fmt: skip

@@ -112,7 +112,34 @@ async def test_commands_run_inside_with_their_input_and_exit_code(base, tmp_path
         # Without WebSockets kubectl speaks SPDY, as kubectl before 1.31 does.
         code, _, said = await kubectl("exec", "p1", "--", "true", KUBECTL_REMOTE_COMMAND_WEBSOCKETS="false")
         assert code != 0
-        assert "WebSocket" in said
+        assert "kubectl 1.31 or later is needed" in said
+        code, _, said = await kubectl("attach", "p1")
+        assert code != 0
+        assert "attach is not served" in said
+        code, _, said = await kubectl("port-forward", "pod/p1", "8080:80")
+        assert code != 0
+        assert "network of their node" in said
+        await end(client, process, until)
+
+
+async def test_a_container_that_keeps_failing_is_explained(base, tmp_path, agent, cluster, until):
+    async with cluster(tmp_path / "api") as (server, client):
+        process = await agent(base, server.kubeconfig, client)
+        kubectl = Kubectl(server.kubeconfig)
+        await make_pod(client, "date +%s%N; exit 3", base)
+
+        async def loops():
+            status = await status_of(client)
+            waiting = status is not None and (status.state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"
+            return waiting and status.restart_count == 1
+
+        await until(loops, what="back-off after the second try")
+        last = (await kubectl("logs", "p1"))[1]
+        assert last.strip().isdigit()
+        assert (await kubectl("logs", "--previous", "p1"))[1] == last  # what `kubectl describe` calls the last state
+        code, _, said = await kubectl("exec", "p1", "--", "true")
+        assert code != 0
+        assert "container main is not running" in said
         await end(client, process, until)
 
 

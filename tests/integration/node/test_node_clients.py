@@ -4,9 +4,12 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -161,6 +164,91 @@ async def test_the_official_client_follows_a_log_and_reads_the_one_before(lab, a
     await lab.until(restarted, what="restarted")
     before = await asyncio.to_thread(api.read_namespaced_pod_log, "p1", "default", previous=True)
     assert before == "begun\nover\n"
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_the_official_client_reads_parts_of_a_log_and_is_told_what_cannot_be_read(lab, api):
+    from kubernetes.client import ApiException
+
+    await lab.start_agent()
+    await lab.pod(claim="", command="for i in 1 2 3; do echo line $i; done; echo bad >&2; sleep 1000")
+
+    def read(**options):
+        return api.read_namespaced_pod_log("p1", "default", **options)
+
+    async def written():
+        pod = await lab.client.get(Pod, "p1", "default")
+        return pod.status.phase == "Running" and (await asyncio.to_thread(read)).count("\n") == 4
+
+    await lab.until(written, what="log")
+    assert await asyncio.to_thread(read, tail_lines=2, since_seconds=3600) == "line 3\nbad\n"
+    assert await asyncio.to_thread(read, stream="Stderr") == "bad\n"
+    assert await asyncio.to_thread(read, follow=True, limit_bytes=9) == "line 1\nli"
+    stamped = await asyncio.to_thread(read, timestamps=True, tail_lines=1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z bad\n", stamped)
+    for options, status, words in (
+        ({"previous": True}, 400, "previous terminated container"),
+        ({"tail_lines": -1}, 422, "tailLines: Invalid value: -1"),
+        ({"limit_bytes": 0}, 422, "limitBytes"),
+        ({"since_seconds": -5}, 422, "sinceSeconds"),
+        ({"container": "other"}, 400, "other"),
+    ):
+        with pytest.raises(ApiException) as refused:
+            await asyncio.to_thread(read, **options)
+        assert (refused.value.status, words in refused.value.body) == (status, True)
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_the_official_client_has_a_terminal(lab, api):
+    from kubernetes.stream import stream
+
+    await lab.start_agent()
+    await lab.pod(claim="")
+    await lab.phase("p1", "Running")
+
+    def in_terminal():
+        session = stream(
+            api.connect_get_namespaced_pod_exec, "p1", "default", command=["sh"],
+            stdin=True, stdout=True, stderr=True, tty=True, _preload_content=False,
+        )  # fmt: skip
+        session.write_channel(4, '{"Width":99,"Height":33}')
+        session.write_stdin("stty size; test -t 0 && echo yes-it-is\nexit 4\n")
+        session.run_forever(timeout=60)
+        said = session.read_stdout(), session.returncode
+        session.sock.shutdown()
+        return said
+
+    text, code = await asyncio.to_thread(in_terminal)
+    assert "33 99\r\nyes-it-is\r\n" in text
+    assert code == 4
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_a_reader_of_a_silent_container_that_goes_away_is_forgotten(lab):
+    await lab.start_agent()
+    await lab.pod(claim="")
+    await lab.phase("p1", "Running")
+
+    def watchers():
+        count = 0
+        for one in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                count += "inotify" in os.readlink(one)
+        return count
+
+    before = watchers()
+    path = "/api/v1/namespaces/default/pods/p1/log?follow=true"
+    reading = asyncio.create_task(lab.client.request("GET", path))
+    await lab.until(lambda: watchers() == before + 1, what="log followed")
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await lab.until(lambda: watchers() == before, what="reader forgotten")
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()

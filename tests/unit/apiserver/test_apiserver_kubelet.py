@@ -16,6 +16,8 @@ async def node(api):
     async def logs(request):
         certificate = request.transport.get_extra_info("peercert")
         who = dict(part[0] for part in certificate["subject"])
+        if request.query.get("tailLines") == "-1":
+            return web.Response(status=422, text="tailLines: must not be negative")
         return web.Response(text=f"{request.match_info['container']} {request.query_string} {who['organizationName']}")
 
     async def run(request):
@@ -28,7 +30,16 @@ async def node(api):
         await socket.close()
         return socket
 
+    async def refuse(request):
+        status, text = {
+            "ended": (400, "container ended is not running"),
+            "spdy": (400, "unable to upgrade: missing upgrade headers in request"),
+            "gone": (404, "pod is gone"),
+        }[request.match_info["container"]]
+        return web.Response(status=status, text=text)
+
     app = web.Application()
+    app.router.add_route("*", "/exec/default/q/{container}", refuse)
     app.router.add_get("/containerLogs/default/p/{container}", logs)
     app.router.add_get("/exec/default/p/{container}", run)
     runner = web.AppRunner(app)
@@ -73,3 +84,32 @@ async def test_a_command_is_a_websocket_through_to_the_node(api, node):
         assert (await socket.receive_bytes(timeout=10)) == b"\x01ECHO command=sh&command=true&input=1&output=1&tty=1"
     with pytest.raises(aiohttp.WSServerHandshakeError):
         await api.session.ws_connect(url, protocols=("v1.other",))
+
+
+@pytest.mark.parametrize("is_web_socket", [True, False])
+@pytest.mark.parametrize(
+    ("container", "status", "words"),
+    [("ended", 400, "container ended is not running"), ("spdy", 400, "kubectl 1.31 or later"), ("gone", 404, "gone")],
+)
+async def test_why_a_node_takes_no_command_is_told_in_its_words(api, node, container, status, words, is_web_socket):
+    """A kubectl whose WebSocket was refused tries SPDY next, and shows only the answer to that."""
+    pod = {"metadata": {"name": "q"}, "spec": {"nodeName": "n1", "containers": [{"name": container, "image": "host"}]}}
+    await api.make(PODS, pod)
+    headers = {"Upgrade": "SPDY/3.1", "Connection": "Upgrade"}
+    if is_web_socket:
+        headers = {
+            "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Protocol": "v5.channel.k8s.io",
+            "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        }  # fmt: skip
+    async with api.session.get(f"{PODS}/q/exec?command=true&stdout=true", headers=headers) as answer:
+        body = await answer.json()
+    assert answer.status == body["code"] == status
+    assert words in body["message"]
+
+
+async def test_what_is_not_served_is_said_in_words(api, node):
+    await bind(api)
+    answer = await api("POST", f"{PODS}/p/portforward", expect=501)
+    assert "network of their node" in answer["message"]
+    async with api.session.get(f"{PODS}/p/log?tailLines=-1") as response:
+        assert (response.status, (await response.json())["reason"]) == (422, "Invalid")
