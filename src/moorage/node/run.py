@@ -72,6 +72,7 @@ class AgentConfig:
     drain_timeout_s: float = 60.0
     sync_s: float = 60.0
     call_timeout_s: float = CALL_TIMEOUT_S
+    has_se_linux: bool = field(default_factory=lambda: os.path.exists("/sys/fs/selinux/enforce"))
 
 
 class Agent:
@@ -113,7 +114,8 @@ class Agent:
             PlainMounter(layout, fetch),
             Grower(layout, self.client, registry, fetch, self.claims, self.recorder),
         )
-        sources = Sources(self.claims, self.pvs, self.drivers, self.nodes, node)
+        se_linux = self.config.has_se_linux
+        sources = Sources(self.claims, self.pvs, self.drivers, self.nodes, node, has_se_linux=se_linux)
         return VolumeManager(layout, sources, executor, sync_s=self.config.sync_s, on_failure=self._volume_failed)
 
     def _pod_manager(self) -> PodManager:

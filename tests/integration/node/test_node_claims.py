@@ -6,6 +6,7 @@ import pytest
 
 from moorage.host import mountinfo
 from moorage.kube.objects.core import Event, PersistentVolume, PersistentVolumeClaim
+from moorage.node.volumes import metadata
 
 pytestmark = pytest.mark.root
 
@@ -104,4 +105,48 @@ async def test_only_the_pods_own_word_makes_a_volume_read_only(lab, pod_says, pv
         (request,) = driver.named("NodePublishVolume")
         assert request.readonly is pod_says
         assert ("ro" in mountinfo.mount_at(lab.target(pod)).options) is pod_says
+        await end(lab, "p1")
+
+
+def labelled(level):
+    return {"securityContext": {"seLinuxOptions": {"level": level}}}
+
+
+async def test_pods_with_different_labels_have_a_volume_one_after_the_other(lab):
+    """As on a host with SELinux: the label goes to the driver, which here makes nothing of it."""
+    await lab.driver_object(seLinuxMount=True)
+    await lab.volume(csi={"volumeAttributes": {"a": "b"}})
+    async with lab.driver() as driver:
+        await lab.start_agent(has_se_linux=True)
+        pod = await lab.pod("p1", **labelled("s0:c1,c2"))
+        await lab.phase("p1", "Running")
+        flag = 'context="system_u:object_r:container_file_t:s0:c1,c2"'
+        for request in (*driver.named("NodeStageVolume"), *driver.named("NodePublishVolume")):
+            assert list(request.volume_capability.mount.mount_flags) == [flag]
+        written = metadata.read(lab.target(pod).parent)
+        assert written["seLinuxMountContext"] == "system_u:object_r:container_file_t:s0:c1,c2"
+        await lab.crash_agent()
+        agent = await lab.start_agent(has_se_linux=True)
+        await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
+        await lab.pod("p2", **labelled("s0:c7"))
+        await lab.until(lambda: warnings(lab, "SELinux label"), what="event about the other label")
+        assert len({request.target_path for request in driver.named("NodePublishVolume")}) == 1
+        await lab.delete("p1")
+        await lab.phase("p2", "Running")
+        names = [name for name, _ in driver.calls if name.endswith("stageVolume") or name == "NodeStageVolume"]
+        assert names[-2:] == ["NodeUnstageVolume", "NodeStageVolume"]
+        assert 's0:c7"' in driver.named("NodeStageVolume")[-1].volume_capability.mount.mount_flags[0]
+        await lab.gone("p1")
+        await end(lab, "p2")
+
+
+async def test_without_se_linux_no_mount_has_a_label(lab):
+    await lab.driver_object(seLinuxMount=True)
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent(has_se_linux=False)
+        await lab.pod("p1", **labelled("s0:c1,c2"))
+        await lab.phase("p1", "Running")
+        for request in (*driver.named("NodeStageVolume"), *driver.named("NodePublishVolume")):
+            assert list(request.volume_capability.mount.mount_flags) == []
         await end(lab, "p1")

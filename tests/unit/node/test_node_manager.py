@@ -55,6 +55,9 @@ class Cluster:
     def node(self):
         return made(Node, {"metadata": {"name": "n"}})
 
+    def has_se_linux(self):
+        return False
+
 
 class Noting:
     """Does nothing, well or badly, and notes what it was asked."""

@@ -190,3 +190,62 @@ def test_in_use_lists_what_is_desired_or_possibly_here_and_only_attachable_volum
     inline = world()
     inline.actual[NAME] = ActualVolume(NAME, replace(SOURCE, is_ephemeral=True))
     assert inline.in_use() == frozenset()
+
+
+def labelled(uses, pods=(), device=State.ABSENT):
+    """What is there was mounted with label a."""
+    state = world(uses, pods, device)
+    if NAME in state.actual:
+        state.actual[NAME].se_linux_label = "a"
+    return state
+
+
+ONE_A, ONE_B = use(ONE, se_linux_label="a"), use(ONE, se_linux_label="b")
+TWO_A, TWO_B = use(TWO, se_linux_label="a"), use(TWO, se_linux_label="b")
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        pytest.param(
+            labelled([ONE_A, TWO_A], [(ONE, State.MOUNTED)], State.MOUNTED),
+            Mount(TWO_A),
+            id="the same label is shared",
+        ),
+        pytest.param(
+            labelled([ONE_A, TWO_B], [(ONE, State.MOUNTED)], State.MOUNTED),
+            None,
+            id="another label waits for the pod",
+        ),
+        pytest.param(
+            labelled([TWO_B], [(ONE, State.UNCERTAIN)], State.MOUNTED),
+            Unmount(NAME, ONE),
+            id="which goes first",
+        ),
+        pytest.param(labelled([TWO_B], [], State.MOUNTED), UnmountDevice(NAME), id="then the device goes"),
+        pytest.param(labelled([TWO_B], [], State.UNCERTAIN), UnmountDevice(NAME), id="even if uncertain"),
+        pytest.param(labelled([TWO_B]), Mount(TWO_B), id="then it comes"),
+        pytest.param(
+            labelled([ONE_A, TWO_B], [], State.MOUNTED),
+            Mount(ONE_A),
+            id="the device stays for a pod that wants its label",
+        ),
+        pytest.param(
+            labelled([ONE_B], [(ONE, State.UNCERTAIN)], State.UNCERTAIN),
+            Mount(ONE_B),
+            id="a pod never waits for itself",
+        ),
+    ],
+)
+def test_a_volume_has_one_label_at_a_time(state, expected):
+    step = plan_volume(state, NAME, now=100.0)
+    assert step.action == expected
+    if expected is None:
+        assert "SELinux label a, and this pod needs b" in step.waiting[TWO]
+
+
+def test_the_label_is_the_one_it_was_mounted_with_last():
+    state = world([use(se_linux_label="b")])
+    state.actual[NAME] = ActualVolume(NAME, SOURCE, se_linux_label="a")
+    settle(state, Mount(use(se_linux_label="b")), Outcome(staged=True, published=True), now=5.0)
+    assert state.actual[NAME].se_linux_label == "b"

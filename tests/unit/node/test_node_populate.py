@@ -49,8 +49,9 @@ def volume(uid="uid-c", **spec):
 
 
 class Cluster:
-    def __init__(self, claim=None, volume=None, driver=None, labels=None):
+    def __init__(self, claim=None, volume=None, driver=None, labels=None, se_linux=False):
         self._claim, self._volume, self._driver, self._labels = claim, volume, driver, labels or {}
+        self._se_linux = se_linux
 
     def claim(self, key):
         return self._claim if key == "ns/c" else None
@@ -63,6 +64,9 @@ class Cluster:
 
     def node(self):
         return made(Node, {"metadata": {"name": "n", "labels": self._labels}})
+
+    def has_se_linux(self):
+        return self._se_linux
 
 
 CLAIMED = {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}
@@ -182,3 +186,69 @@ def test_inline_and_plain_volumes_belong_to_one_pod():
 
 def test_an_unknown_kind_of_volume_is_said_to_be_unknown():
     assert "not made by this node agent" in uses_of(pod({"name": "x"}), Cluster(), 60.0).errors["x"]
+
+
+LEVEL = {"level": "s0:c1,c2"}
+LABEL = "system_u:object_r:container_file_t:s0:c1,c2"
+PROCESS = {"role": "system_r", "type": "container_t"}
+LABELLED = CsiDriverSpec(se_linux_mount=True)
+
+
+@pytest.mark.parametrize(
+    ("driver", "se_linux", "security", "label"),
+    [
+        (LABELLED, True, {"seLinuxOptions": LEVEL}, LABEL),
+        (LABELLED, False, {"seLinuxOptions": LEVEL}, ""),
+        (CsiDriverSpec(), True, {"seLinuxOptions": LEVEL}, ""),
+        (CsiDriverSpec(se_linux_mount=False), True, {"seLinuxOptions": LEVEL}, ""),
+        (None, True, {"seLinuxOptions": LEVEL}, ""),
+        (LABELLED, True, {}, ""),
+        (LABELLED, True, {"seLinuxOptions": LEVEL, "seLinuxChangePolicy": "Recursive"}, ""),
+        (LABELLED, True, {"seLinuxOptions": LEVEL, "seLinuxChangePolicy": "MountOption"}, LABEL),
+        (LABELLED, True, {"seLinuxOptions": {"user": "u", **PROCESS, **LEVEL}}, LABEL.replace("system_u", "u")),
+        (LABELLED, True, {"seLinuxOptions": PROCESS}, ""),
+    ],
+)
+def test_a_volume_is_mounted_with_a_label_if_host_driver_and_pod_want_it(driver, se_linux, security, label):
+    cluster = Cluster(claim(), volume(), driver, se_linux=se_linux)
+    (use,) = uses_of(pod(CLAIMED, securityContext=security), cluster, 60.0).uses
+    assert use.se_linux_label == label
+
+
+@pytest.mark.parametrize("modes", [["ReadWriteOnce"], ["ReadWriteMany"], ["ReadWriteOncePod"]])
+def test_every_access_mode_may_have_a_label(modes):
+    cluster = Cluster(claim(), volume(accessModes=modes), LABELLED, se_linux=True)
+    (use,) = uses_of(pod(CLAIMED, securityContext={"seLinuxOptions": LEVEL}), cluster, 60.0).uses
+    assert use.se_linux_label == LABEL
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "label"),
+    [
+        (None, None, LABEL),
+        (LEVEL, None, LABEL),
+        ({"level": "s0:c9"}, None, ""),
+        ({"level": "s0:c9"}, {"level": "s0:c9"}, LABEL.replace("s0:c1,c2", "s0:c9")),
+    ],
+    ids=["the pod's", "both the same", "they differ", "the containers' own counts before the pod's"],
+)
+def test_containers_that_share_a_volume_must_agree_on_its_label(first, second, label):
+    def container(name, options, mounts):
+        return {
+            "name": name,
+            "volumeMounts": [{"name": one, "mountPath": f"/{one}"} for one in mounts],
+            "securityContext": {"seLinuxOptions": options} if options else {},
+        }
+
+    aside = container("aside", {"level": "s0:c77"}, [])  # does not have the volume
+    spec = {
+        "securityContext": {"seLinuxOptions": LEVEL},
+        "initContainers": [container("one", first, ["v"])],
+        "containers": [container("two", second, ["w"]), aside],
+    }
+    again = {"name": "w", "persistentVolumeClaim": {"claimName": "c"}}  # the same claim under another name
+    made_pod = made(
+        Pod, {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {**spec, "volumes": [CLAIMED, again]}}
+    )
+    (use,) = uses_of(made_pod, Cluster(claim(), volume(), LABELLED, se_linux=True), 60.0).uses
+    assert use.se_linux_label == label

@@ -18,7 +18,7 @@ from moorage.kube.objects.core import ConfigMap, Node, PersistentVolumeClaim, Se
 from moorage.kube.objects.meta import SecretReference, seconds_of
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
 from moorage.node.layout import attachment_name
-from moorage.node.volumes import rules, wire
+from moorage.node.volumes import wire
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
 
@@ -58,7 +58,7 @@ class Fetch:
         return wire.Extras(
             publish_context=await self.publish_context(use, source),
             secrets=await self.secret(source.stage_secret),
-            se_linux_context=rules.wants_context(use, self.driver_spec(source.driver)),
+            se_linux_context=use.se_linux_label,
         )
 
     async def for_publish(self, use: Use, source: CsiSource) -> wire.Extras:
@@ -76,7 +76,7 @@ class Fetch:
             publish_context=await self.publish_context(use, source),
             secrets=secrets,
             context=context,
-            se_linux_context=rules.wants_context(use, spec),
+            se_linux_context=use.se_linux_label,
         )
 
     async def publish_context(self, use: Use, source: CsiSource) -> dict[str, str]:

@@ -61,7 +61,7 @@ def _take_volume(found: Observed, layout: Layout, uid: PodUid, plugin: str, dire
     if data is None:
         found.unreadable.append(directory)
         return
-    _add_csi(found, metadata.source_from(data, directory.name), uid)
+    _add_csi(found, metadata.source_from(data, directory.name), uid, data.get("seLinuxMountContext", ""))
 
 
 def _take_block(found: Observed, layout: Layout, uid: PodUid, spec_name: str) -> None:
@@ -107,15 +107,18 @@ def _take_device(found: Observed, directory: Path, *, is_block: bool, spec_name:
         found.volumes[name] = ActualVolume(name, source)
     found.volumes[name].device = State.UNCERTAIN
     found.volumes[name].device_is_reconstructed = True
+    found.volumes[name].se_linux_label = data.get("seLinuxMountContext", "")
 
 
-def _add_csi(found: Observed, source: CsiSource, uid: PodUid) -> None:
+def _add_csi(found: Observed, source: CsiSource, uid: PodUid, se_linux_label: str = "") -> None:
     if source.is_ephemeral:
         name = pod_volume_name("kubernetes.io/csi", uid, source.spec_name)
         _add(found, name, source, uid)
+        found.volumes[name].se_linux_label = se_linux_label
         return
     name = csi_volume_name(source.driver, source.handle)
     _add(found, name, source, uid)
+    found.volumes[name].se_linux_label = se_linux_label
     found.volumes[name].device = State.UNCERTAIN
     found.volumes[name].device_is_reconstructed = True
 

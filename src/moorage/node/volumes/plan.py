@@ -5,7 +5,7 @@ May not touch: anything but its arguments.
 Start reading at: `plan_volume`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from moorage.node.layout import PodUid, VolumeName
@@ -23,7 +23,12 @@ from moorage.node.volumes.world import (
     backoff_key,
 )
 
-EXCLUSIVE = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+_EXCLUSIVE = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+_NOT_REPORTED = "waiting for the node's status to list the volume as in use"
+_NOT_ATTACHED = "waiting for the volume to be attached to this node"
+ATTACHING = frozenset(
+    {_NOT_REPORTED, _NOT_ATTACHED}
+)  # others are about to do something; all else is for users to solve
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ def plan_volume(world: World, name: VolumeName, now: float) -> Step:
             action = _when_due(volume, Unmount(name, uid), now, again)
             if action is not None:
                 return Step(action)
+    if volume is not None and world.is_ready and _has_wrong_label(volume, uses.values()):
+        return Step(_when_due(volume, UnmountDevice(name), now, again), min(again, default=None))
     for use in uses.values():
         action = _next_for(world, volume, use, now, again, waiting)
         if action is not None:
@@ -112,16 +119,25 @@ def wants_growth(volume: ActualVolume, use: Use) -> bool:
     )
 
 
+def _has_wrong_label(volume: ActualVolume, uses: Collection[Use]) -> bool:
+    """Staged with an SELinux label that no pod wants any more: a mount's label cannot be changed."""
+    is_free = volume.device is not State.ABSENT and not volume.pods
+    return is_free and bool(uses) and all(use.se_linux_label != volume.se_linux_label for use in uses)
+
+
 def _obstacle(world: World, volume: ActualVolume | None, use: Use) -> str:
     if use.is_attachable:
         if use.volume not in world.in_use_reported:
-            return "waiting for the node's status to list the volume as in use"
+            return _NOT_REPORTED
         if use.volume not in world.attached:
-            return "waiting for the volume to be attached to this node"
-    if use.is_exclusive and volume is not None:
-        others = [uid for uid, pod in volume.pods.items() if uid != use.pod.uid and pod.state is not State.ABSENT]
-        if others:
-            return EXCLUSIVE
+            return _NOT_ATTACHED
+    held = volume.pods if volume is not None else {}
+    others = [uid for uid, pod in held.items() if uid != use.pod.uid and pod.state is not State.ABSENT]
+    if use.is_exclusive and others:
+        return _EXCLUSIVE
+    if volume is not None and others and volume.se_linux_label != use.se_linux_label:
+        has, needs = volume.se_linux_label or "none", use.se_linux_label or "none"
+        return f"volume is mounted for another pod with SELinux label {has}, and this pod needs {needs}"
     return ""
 
 

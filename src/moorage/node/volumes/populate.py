@@ -16,6 +16,7 @@ from moorage.kube.quantity import Quantity
 from moorage.kube.selectors import node_matches
 from moorage.node.layout import PodUid, csi_volume_name, ephemeral_handle, pod_volume_name
 from moorage.node.volumes.plain import PlainBody, plugin_of
+from moorage.node.volumes.rules import mount_label
 from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
 
 _DYNAMIC = frozenset({"kubernetes.io/secret", "kubernetes.io/configmap", "kubernetes.io/projected"})
@@ -38,6 +39,8 @@ class Lookup(Protocol):
     def driver(self, name: str) -> CsiDriverSpec | None: ...
 
     def node(self) -> Node | None: ...
+
+    def has_se_linux(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -119,6 +122,7 @@ def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
         publish_secret=SecretReference(name=secret.name, namespace=pod.namespace) if secret else None,
     )
     security = pod.spec.security_context
+    driver = lookup.driver(csi.driver)
     return Use(
         volume=pod_volume_name("kubernetes.io/csi", pod.uid, volume.name),
         pod=_ref(pod),
@@ -127,8 +131,8 @@ def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
         read_only=csi.read_only,
         fs_group=security.fs_group if security else None,
         fs_group_on_root_mismatch=_on_mismatch(pod),
-        se_linux_label=_label(pod),
-        republish_s=_republish(lookup.driver(csi.driver), sync_s),
+        se_linux_label=mount_label(pod, (volume.name,), driver) if lookup.has_se_linux() else "",
+        republish_s=_republish(driver, sync_s),
     )
 
 
@@ -147,11 +151,12 @@ def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
     affinity = pv.spec.node_affinity
     if node is not None and affinity is not None and not node_matches(affinity.required, node.labels, node.name):
         raise NotUsable(f"volume {pv.name}: its node affinity does not match node {node.name}")
+    is_block = pv.spec.volume_mode == "Block"
     source = CsiSource(
         driver=csi.driver,
         handle=csi.volume_handle,
         spec_name=pv.name,
-        is_block=pv.spec.volume_mode == "Block",
+        is_block=is_block,
         claim=key,
         claim_uid=claim.uid,
         access_modes=tuple(pv.spec.access_modes),
@@ -174,7 +179,7 @@ def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
         read_only=read_only,
         fs_group=security.fs_group if security else None,
         fs_group_on_root_mismatch=_on_mismatch(pod),
-        se_linux_label=_label(pod),
+        se_linux_label=mount_label(pod, _names_of(pod, key), driver) if lookup.has_se_linux() and not is_block else "",
         size_bytes=_size(pv.spec.capacity.get("storage")),
         claim_size_bytes=_size(claim.status.capacity.get("storage")),
         claim_expands=claim.status.allocated_resource_statuses.get("storage", "") not in _HOLDS_BACK,
@@ -216,6 +221,11 @@ def _merged(one: Use, other: Use) -> Use:
     )
 
 
+def _names_of(pod: Pod, claim: str) -> list[str]:
+    """The pod's names for a claim: one volume for all of them."""
+    return [one.name for one in pod.spec.volumes if f"{pod.namespace}/{_claim_name(pod, one)}" == claim]
+
+
 def _claim_name(pod: Pod, volume: PodVolume) -> str:
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
@@ -229,16 +239,6 @@ def _ref(pod: Pod) -> PodRef:
 def _on_mismatch(pod: Pod) -> bool:
     security = pod.spec.security_context
     return security is not None and security.fs_group_change_policy == "OnRootMismatch"
-
-
-def _label(pod: Pod) -> str:
-    security = pod.spec.security_context
-    if security is None or security.se_linux_options is None or security.se_linux_change_policy == "Recursive":
-        return ""
-    options = security.se_linux_options
-    return ":".join(
-        (options.user or "system_u", options.role or "object_r", options.type or "container_file_t", options.level)
-    )
 
 
 def _republish(driver: CsiDriverSpec | None, sync_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Small decisions about CSI volumes: access modes, who applies fsGroup, what an error means.
+"""Small decisions about CSI volumes: access modes, who applies fsGroup, SELinux labels, what an error means.
 
 Owns: those tables, as pure functions.
 Start reading at: `access_mode`, `agent_applies_fs_group`, `failure_from`.
@@ -6,9 +6,12 @@ Start reading at: `access_mode`, `agent_applies_fs_group`, `failure_from`.
 
 from collections.abc import Collection, Sequence
 
+from msgspec import convert
+
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
+from moorage.kube.objects.core import Pod, SELinuxOptions
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.volumes.world import CsiSource, Failure, Use
 
@@ -74,6 +77,26 @@ def lifecycle_obstacle(source: CsiSource, driver: CsiDriverSpec | None) -> str:
     return f"driver {source.driver} only supports CSI volume lifecycle modes {', '.join(offered)}, not {wanted}"
 
 
-def wants_context(use: Use, driver: CsiDriverSpec | None) -> str:
-    """The SELinux label to mount with; empty when the driver does not want one."""
-    return use.se_linux_label if driver is not None and driver.se_linux_mount else ""
+def mount_label(pod: Pod, names: Collection[str], driver: CsiDriverSpec | None) -> str:
+    """The SELinux label to mount a pod's volume with, on a host that has SELinux; empty when files are labelled one by
+    one instead: the driver or the pod does not want it, or the containers that have the volume do not agree."""
+    security = pod.spec.security_context
+    if driver is None or not driver.se_linux_mount:
+        return ""
+    if security is not None and security.se_linux_change_policy == "Recursive":
+        return ""
+    of_pod = security.se_linux_options if security is not None else None
+    labels = set()
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        if any(mount.name in names for mount in container.volume_mounts):
+            own = (container.security_context or {}).get("seLinuxOptions")
+            options = convert(own, SELinuxOptions) if own is not None else of_pod
+            labels |= {_file_label(options)} if options is not None else set()
+    return labels.pop() if len(labels) == 1 else ""
+
+
+def _file_label(options: SELinuxOptions) -> str:
+    """A container's files bear its user and level; role and type are those of files, whatever its processes have."""
+    if not options.level:
+        return ""  # the runtime chooses one for each container
+    return f"{options.user or 'system_u'}:object_r:container_file_t:{options.level}"

@@ -20,7 +20,7 @@ from moorage.node.threads import in_thread
 from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import Executor
 from moorage.node.volumes.observe import Observed, observe
-from moorage.node.volumes.plan import EXCLUSIVE, plan_volume
+from moorage.node.volumes.plan import ATTACHING, plan_volume
 from moorage.node.volumes.populate import claims_of, uses_of
 from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.world import (
@@ -163,7 +163,7 @@ class VolumeManager:
     def refusals(self, uid: PodUid) -> frozenset[str]:
         """Why volumes of the pod are not even tried: nothing is under way that would change that."""
         waits = self._waiting.get(uid, {}).values()
-        return frozenset(self._errors.get(uid, {}).values()) | {reason for reason in waits if reason == EXCLUSIVE}
+        return frozenset(self._errors.get(uid, {}).values()) | {reason for reason in waits if reason not in ATTACHING}
 
     def is_mounted(self, pod: Pod) -> bool:
         """Every volume that the pod needs is there, confirmed by its driver."""
@@ -298,7 +298,7 @@ class VolumeManager:
             waits = self._waiting.setdefault(uid, {})
             is_news = waits.get(name) != reason
             waits[name] = reason
-            if is_news and reason == EXCLUSIVE:
+            if is_news and reason not in ATTACHING:
                 self.on_moved(uid)
         if step.forget:
             self.world.actual.pop(name, None)

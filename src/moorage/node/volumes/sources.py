@@ -18,12 +18,15 @@ class Sources:
         drivers: Informer[CSIDriver],
         nodes: Informer[Node],
         node_name: str,
+        *,
+        has_se_linux: bool = False,
     ) -> None:
         self._claims = claims
         self._volumes = volumes
         self._drivers = drivers
         self._nodes = nodes
         self._node_name = node_name
+        self._has_se_linux = has_se_linux
 
     def claim(self, key: str) -> PersistentVolumeClaim | None:
         return self._claims.get(key)
@@ -37,3 +40,7 @@ class Sources:
 
     def node(self) -> Node | None:
         return self._nodes.get(self._node_name)
+
+    def has_se_linux(self) -> bool:
+        """Whether this host labels files: on any other, a mount with a label fails."""
+        return self._has_se_linux

@@ -84,7 +84,7 @@ class Use:
     read_only: bool = False
     fs_group: int | None = None
     fs_group_on_root_mismatch: bool = False
-    se_linux_label: str = ""
+    se_linux_label: str = ""  # to mount with; empty where volumes are not mounted with one
     size_bytes: int = 0  # the PV's capacity; 0 for volumes without one
     claim_size_bytes: int = 0  # what the claim's status says
     claim_expands: bool = True
@@ -122,6 +122,7 @@ class ActualVolume:
     device: State = State.ABSENT
     device_is_reconstructed: bool = False
     is_attachable: bool | None = None  # unknown after a restart
+    se_linux_label: str = ""  # what it is mounted with, if anything is
     size_bytes: int = 0  # what has been grown to; 0 is unknown
     growth_refused: bool = False  # the driver cannot grow it while in use
     pods: dict[PodUid, ActualPod] = field(default_factory=dict)
@@ -252,7 +253,7 @@ def settle(world: World, action: Action, outcome: Outcome, now: float) -> None:
 
 
 def _settle_mount(volume: ActualVolume, use: Use, outcome: Outcome, now: float) -> None:
-    volume.is_attachable = use.is_attachable
+    volume.is_attachable, volume.se_linux_label = use.is_attachable, use.se_linux_label
     pod = volume.pods.setdefault(use.pod.uid, ActualPod())
     if pod.state is State.ABSENT or outcome.published:
         pod.source = use.source
