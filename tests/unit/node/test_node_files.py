@@ -158,9 +158,9 @@ async def test_following_ends_with_the_container(tmp_path):
 
 
 def test_figures_are_one_series_for_each_claim():
-    usages = [Usage(PodUid(u), "ns", u, "v", "claim", capacity=10, used=4, available=6) for u in ("a", "b")]
-    text = figures.prometheus([*usages, Usage(PodUid("c"), "ns", "c", "inline", "")])
+    usages = [Usage(PodUid(u), "ns", u, ("v",), "claim", capacity=10, used=4, available=6) for u in ("a", "b")]
+    text = figures.prometheus([*usages, Usage(PodUid("c"), "ns", "c", ("inline",), "")])
     assert text.count('kubelet_volume_stats_used_bytes{namespace="ns",persistentvolumeclaim="claim"} 4') == 1
-    body = figures.summary("n", usages, 0.0)
+    body = figures.summary("n", usages)
     assert body["pods"][0]["volume"][0]["pvcRef"] == {"name": "claim", "namespace": "ns"}
     assert len(body["pods"]) == 2

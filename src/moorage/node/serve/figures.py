@@ -31,15 +31,14 @@ def prometheus(usages: Iterable[Usage]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(node: str, usages: Iterable[Usage], now: float) -> dict[str, Any]:
-    """The body of /stats/summary, as far as volumes go."""
+def summary(node: str, usages: Iterable[Usage]) -> dict[str, Any]:
+    """The body of /stats/summary, as far as volumes go; a volume under two names in a pod is there twice."""
     pods: dict[str, dict[str, Any]] = {}
     for usage in usages:
         reference = {"name": usage.pod, "namespace": usage.namespace, "uid": usage.uid}
         pod = pods.setdefault(usage.uid, {"podRef": reference, "volume": []})
         volume: dict[str, Any] = {
-            "time": timestamp_text(now),
-            "name": usage.volume,
+            "time": timestamp_text(usage.taken_at),
             "availableBytes": usage.available,
             "capacityBytes": usage.capacity,
             "usedBytes": usage.used,
@@ -49,5 +48,5 @@ def summary(node: str, usages: Iterable[Usage], now: float) -> dict[str, Any]:
         }
         if usage.claim:
             volume["pvcRef"] = {"name": usage.claim, "namespace": usage.namespace}
-        pod["volume"].append(volume)
+        pod["volume"] += [{"name": name, **volume} for name in usage.volumes]
     return {"node": {"nodeName": node}, "pods": list(pods.values())}

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler
 
 from moorage.errors import InvalidRequest, MoorageError
 from moorage.kube.client import Client
+from moorage.kube.objects.core import PodSpec
 from moorage.kube.objects.meta import as_document
 from moorage.log import get_logger
 from moorage.node.layout import Layout
@@ -123,7 +124,7 @@ class Endpoint:
 
     async def _summary(self, _request: web.Request) -> web.Response:
         usages = await self._stats.read()
-        return web.json_response(figures.summary(self._config.node_name, usages, time.time()))
+        return web.json_response(figures.summary(self._config.node_name, usages))
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         text = prometheus_client.generate_latest().decode() + figures.prometheus(await self._stats.read())
@@ -176,6 +177,9 @@ class Endpoint:
         worker = self._pods.find(namespace, name, request.match_info.get("uid", ""))
         if worker is None:
             return f'pod "{namespace}/{name}" is not on this node'
+        spec = worker.pod.spec if worker.pod is not None else PodSpec()
+        if all(wanted != one.name for one in (*spec.containers, *spec.init_containers)):
+            return f'container "{wanted}" in pod "{name}" is not available'
         attempts = worker.containers.get(wanted) or []
         status = _status_named(self._statuses.last(worker.uid), wanted)
         if previous:

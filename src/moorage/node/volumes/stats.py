@@ -1,11 +1,13 @@
 """How full volumes are.
 
-Owns: NodeGetVolumeStats for every mounted CSI volume, asked when somebody wants to know and kept for a minute.
+Owns: NodeGetVolumeStats for every mounted CSI volume, asked when somebody wants to know and kept for a minute. Nobody
+waits long for a driver that does not answer: its volumes are left out.
 Start reading at: `VolumeStats.read`.
 """
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +25,8 @@ log = get_logger(__name__)
 
 KEPT_S = 60.0
 _TIMEOUT_S = 10.0
-_AT_ONCE = 16
+_PATIENCE_S = 5.0  # half of what Prometheus gives a whole answer
+_AT_ONCE = 16  # calls to one driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Usage:
     uid: PodUid
     namespace: str
     pod: str
-    volume: str
+    volumes: tuple[str, ...]  # its names in the pod
     claim: str
     capacity: int = 0
     available: int = 0
@@ -41,6 +44,7 @@ class Usage:
     inodes: int = 0
     inodes_free: int = 0
     inodes_used: int = 0
+    taken_at: float = 0.0  # seconds since the epoch
 
 
 class VolumeStats:
@@ -53,13 +57,17 @@ class VolumeStats:
         volumes: VolumeManager,
         *,
         kept_s: float = KEPT_S,
+        patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._layout = layout
         self._registry = registry
         self._volumes = volumes
         self._kept_s = kept_s
+        self._patience_s = patience_s
         self._clock = clock
+        self._wall = wall
         self._known: dict[tuple[PodUid, VolumeName], tuple[float, Usage]] = {}
         self._asking = asyncio.Lock()
 
@@ -69,9 +77,29 @@ class VolumeStats:
             wanted = self._mounted()
             keys = {(use.pod.uid, use.volume) for use in wanted}
             self._known = {key: value for key, value in self._known.items() if key in keys}
-            turn = asyncio.Semaphore(_AT_ONCE)
-            await asyncio.gather(*(self._refresh(use, turn) for use in wanted))
+            await self._refresh_all([use for use in wanted if not self._is_fresh(use)])
             return [usage for _, usage in self._known.values()]
+
+    def _is_fresh(self, use: Use) -> bool:
+        known = self._known.get((use.pod.uid, use.volume))
+        return known is not None and self._clock() - known[0] < self._kept_s
+
+    async def _refresh_all(self, uses: list[Use]) -> None:
+        turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
+        tasks = {asyncio.create_task(self._refresh(use, turns[_driver_of(use)])): use for use in uses}
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._patience_s)
+        finally:
+            late = [task for task in tasks if not task.done()]
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        for task in late:
+            self._known.pop((tasks[task].pod.uid, tasks[task].volume), None)
+        if late:
+            drivers = sorted({_driver_of(tasks[task]) for task in late})
+            log.warning("volume figures did not come in time", volumes=len(late), drivers=", ".join(drivers))
 
     def _mounted(self) -> list[Use]:
         world = self._volumes.world
@@ -86,9 +114,6 @@ class VolumeStats:
 
     async def _refresh(self, use: Use, turn: asyncio.Semaphore) -> None:
         key = (use.pod.uid, use.volume)
-        known = self._known.get(key)
-        if known is not None and self._clock() - known[0] < self._kept_s:
-            return
         try:
             async with turn:
                 usage = await self._ask(use)
@@ -96,7 +121,9 @@ class VolumeStats:
             log.debug("volume figures are missing", volume=use.volume, reason=str(error))
             self._known.pop(key, None)
             return
-        if usage is not None:
+        if usage is None:
+            self._known.pop(key, None)
+        else:
             self._known[key] = (self._clock(), usage)
 
     async def _ask(self, use: Use) -> Usage | None:
@@ -110,19 +137,19 @@ class VolumeStats:
             path = self._layout.block_map(source.spec_name, use.pod.uid)
         else:
             path = self._layout.publish_target(use.pod.uid, source.spec_name)
-        staging = self._layout.staging_target(source.driver, source.handle)
-        request = pb.NodeGetVolumeStatsRequest(
-            volume_id=source.handle,
-            volume_path=str(path),
-            staging_target_path=str(staging) if rules.STAGE in capabilities and not source.is_block else "",
-        )
+        request = pb.NodeGetVolumeStatsRequest(volume_id=source.handle, volume_path=str(path))
+        taken_at = self._wall()
         answer = await driver.client.NodeGetVolumeStats(request, timeout_s=_TIMEOUT_S)
         if not answer.usage:
             raise CsiError("NodeGetVolumeStats", "INTERNAL", f"driver {source.driver} answered without usage")
-        return _usage_from(use, source, answer)
+        return _usage_from(use, source, answer, taken_at)
 
 
-def _usage_from(use: Use, source: CsiSource, answer: pb.NodeGetVolumeStatsResponse) -> Usage:
+def _driver_of(use: Use) -> str:
+    return use.source.driver if isinstance(use.source, CsiSource) else ""
+
+
+def _usage_from(use: Use, source: CsiSource, answer: pb.NodeGetVolumeStatsResponse, taken_at: float) -> Usage:
     by_unit = {one.unit: one for one in answer.usage}
     size = by_unit.get(pb.VolumeUsage.BYTES, pb.VolumeUsage())
     inodes = by_unit.get(pb.VolumeUsage.INODES, pb.VolumeUsage())
@@ -130,7 +157,7 @@ def _usage_from(use: Use, source: CsiSource, answer: pb.NodeGetVolumeStatsRespon
         uid=use.pod.uid,
         namespace=use.pod.namespace,
         pod=use.pod.name,
-        volume=use.outer_names[0],
+        volumes=use.outer_names,
         claim=source.claim.partition("/")[2],
         capacity=size.total,
         available=size.available,
@@ -138,4 +165,5 @@ def _usage_from(use: Use, source: CsiSource, answer: pb.NodeGetVolumeStatsRespon
         inodes=inodes.total,
         inodes_free=inodes.available,
         inodes_used=inodes.used,
+        taken_at=taken_at,
     )
