@@ -440,3 +440,46 @@ async def test_a_container_whose_shim_is_killed_dies_with_it_and_is_started_agai
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()
+
+
+async def test_a_working_directory_is_made_whoever_the_program_runs_as(lab):
+    await lab.start_agent()
+    security = {"runAsUser": 65534, "readOnlyRootFilesystem": True}
+    container = {"workingDir": "/made/for/it", "securityContext": security}
+    _, text = await run_to_end(
+        lab, "pwd; stat -c '%a %u' .; touch x 2>/dev/null || echo cannot write", container=container
+    )
+    assert text.splitlines() == ["/made/for/it", "755 0", "cannot write"]
+    await lab.stop_agent()
+
+
+async def said_inside(lab, agent, *words):
+    """What a command prints that is run in the container."""
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    url = f"https://127.0.0.1:{agent.endpoint.port}/exec/default/p1/main"
+    query = [*(("command", word) for word in words), ("stdout", "1")]
+    headers = {"Authorization": f"Bearer {lab.server.token}"}
+    text = b""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session,
+        session.ws_connect(url, params=query, headers=headers, protocols=("v5.channel.k8s.io",)) as socket,
+    ):
+        async for message in socket:
+            text += message.data[1:] if message.data[0] == 1 else b""
+    return text.decode()
+
+
+async def test_a_container_has_the_rights_that_it_asks_for_also_in_exec(lab):
+    agent = await lab.start_agent()
+    security = {"capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}}
+    await lab.pod(
+        claim="", command="grep CapEff /proc/self/status; sleep 1000", container={"securityContext": security}
+    )
+    await lab.phase("p1", "Running")
+    only_chown = "CapEff:\t0000000000000001\n"
+    assert await lab.until(lambda: logs(lab, "p1"), what="log") == only_chown
+    assert await said_inside(lab, agent, "grep", "CapEff", "/proc/self/status") == only_chown
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()

@@ -128,6 +128,8 @@ def test_other_images_and_probes_are_named():
     foreign = pod(main=({"name": "a", "image": "nginx:1", "livenessProbe": {"exec": {}}},))
     assert "nginx:1" in foreign_images(foreign)["a"]
     assert "livenessProbe" in unsupported(foreign)[0]
+    odd = pod(main=({"name": "a", "image": "host", "stdin": True, "lifecycle": {"preStop": {}}},))
+    assert [text.partition(": ")[2].split()[0] for text in unsupported(odd)] == ["stdin", "lifecycle"]
     assert foreign_images(pod(main=({"name": "a", "image": "host:latest"},))) == {}
 
 

@@ -9,6 +9,7 @@ import pytest
 from moorage.kube.objects.core import ConfigMap, Pod, Secret
 from moorage.node.layout import Layout
 from moorage.node.pods import spec
+from moorage.node.pods.sandbox import KEPT_CAPABILITIES
 from moorage.node.pods.spec import BadContainer, SpecMaker, expand, identity
 
 MAPS = {"cfg": {"K": "v", "L": "w"}}
@@ -153,3 +154,18 @@ async def test_home_and_group_are_those_of_the_account(tmp_path, monkeypatch):
     assert identity(None, {"runAsUser": 33, "runAsGroup": 5}, "a")["gid"] == 5
     passwd.unlink()
     assert (await made(tmp_path))["env"]["HOME"] == "/"
+
+
+async def test_rights_are_kept_and_dropped_by_name(tmp_path):
+    assert "capabilities" not in await made(tmp_path)
+
+    async def kept(**asked):
+        return (await made(tmp_path, securityContext={"capabilities": asked}))["capabilities"]
+
+    assert await kept(drop=["ALL"]) == []
+    assert await kept(drop=["ALL"], add=["NET_BIND_SERVICE", "CAP_SYS_ADMIN"]) == [10, 21]
+    assert await kept(drop=["mknod"]) == sorted(KEPT_CAPABILITIES - {27})
+    assert await kept(add=["ALL"]) == list(range(41))
+    with pytest.raises(BadContainer, match="SYS_NONSENSE") as raised:
+        await kept(add=["SYS_NONSENSE"])
+    assert raised.value.reason == "CreateContainerError"

@@ -67,6 +67,8 @@ def unsupported(pod: Pod) -> list[str]:
         ]
         if probes:
             found.append(f"container {container.name}: {', '.join(probes)} not run by this node agent")
+        if container.stdin or container.tty:
+            found.append(f"container {container.name}: stdin and tty are empty, this node agent serves no attach")
         if container.lifecycle:
             found.append(f"container {container.name}: lifecycle hooks are not run by this node agent")
     return found

@@ -81,6 +81,9 @@ def enter(spec: dict[str, Any], namespace: int) -> None:
 def finish(spec: dict[str, Any]) -> None:
     """In the container's first process: its view of processes, and the last word on writing."""
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    cwd = spec.get("cwd")
+    if cwd and not os.path.isdir(cwd):  # here, where it may be made whoever the program runs as
+        os.makedirs(cwd, 0o755, exist_ok=True)
     if spec.get("read_only_root"):
         kernel.make_read_only("/", recursive=False)
 

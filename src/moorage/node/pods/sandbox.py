@@ -12,7 +12,7 @@ from typing import Any
 from moorage.node.pods import kernel, rootfs
 
 # What container runtimes leave to a root that is not privileged.
-_KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31})
+KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31})
 _LAST_CAPABILITY = 40
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -49,8 +49,9 @@ def take_identity(spec: dict[str, Any]) -> None:
     """Groups, user, capabilities, and death with the parent."""
     os.umask(0o022)
     if not spec.get("privileged"):
+        kept = spec.get("capabilities", KEPT_CAPABILITIES)
         for capability in range(_LAST_CAPABILITY + 1):
-            if capability not in _KEPT_CAPABILITIES:
+            if capability not in kept:
                 kernel.drop_capability(capability)
     os.setgroups(spec.get("groups", []))
     os.setgid(spec.get("gid", 0))
@@ -70,10 +71,7 @@ def _take_streams(out: int, err: int) -> None:
 
 
 def _execute(spec: dict[str, Any]) -> None:
-    cwd = spec.get("cwd") or "/"
-    if not os.path.isdir(cwd):
-        os.makedirs(cwd, 0o755, exist_ok=True)
-    os.chdir(cwd)
+    os.chdir(spec.get("cwd") or "/")
     environment = {"PATH": _PATH, "HOME": "/", **spec["env"]}
     argv = spec["argv"]
     try:

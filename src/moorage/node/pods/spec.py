@@ -19,6 +19,7 @@ from moorage.kube.objects.core import ConfigMap, Container, Pod, PodSecurityCont
 from moorage.kube.quantity import BadQuantity
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
+from moorage.node.pods.sandbox import KEPT_CAPABILITIES
 from moorage.node.volumes.csi import is_dead
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.plain import PlainBody
@@ -27,6 +28,15 @@ from moorage.node.volumes.world import CsiSource, PlainSource, Use
 
 _MS_SHARED = 1 << 20
 _PASSWD = "/etc/passwd"
+# By number, from linux/capability.h.
+_CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHECKPOINT_RESTORE",
+)  # fmt: skip
 _REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
 
 
@@ -97,6 +107,7 @@ class SpecMaker:
             "no_new_privileges": security.get("allowPrivilegeEscalation") is False,
             "host_pid": pod.spec.host_pid,
             "host_ipc": pod.spec.host_ipc,
+            **capabilities(security),
             **who,
         }
 
@@ -214,6 +225,24 @@ class SpecMaker:
         if kind is Secret:
             return {key: base64.b64decode(value).decode(errors="replace") for key, value in found.data.items()}
         return dict(found.data)
+
+
+def capabilities(security: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What a container keeps of root's rights, where it says more than nothing about them."""
+    asked = security.get("capabilities") or {}
+    if not asked:
+        return {}
+    dropped, added = _numbers(asked.get("drop")), _numbers(asked.get("add"))
+    return {"capabilities": sorted((KEPT_CAPABILITIES - dropped) | added)}
+
+
+def _numbers(names: list[str] | None) -> set[int]:
+    words = {str(name).upper().removeprefix("CAP_") for name in names or ()}
+    unknown = words - {"ALL", *_CAPABILITIES}
+    if unknown:
+        shown = ", ".join(sorted(unknown))
+        raise BadContainer("CreateContainerError", f"unknown capabilities: {shown}")
+    return {number for number, name in enumerate(_CAPABILITIES) if name in words or "ALL" in words}
 
 
 def _ensure_propagates(path: Path, wanted: str) -> None:

@@ -78,7 +78,7 @@ class _Session:
 
     async def run(self, runtime: Runtime, container: Container, spec: Mapping[str, Any]) -> int:
         theirs, ours, outputs = self._streams()
-        kept = ("env", "uid", "gid", "groups", "cwd", "cgroups", "privileged", "no_new_privileges")
+        kept = ("env", "uid", "gid", "groups", "cwd", "cgroups", "privileged", "no_new_privileges", "capabilities")
         request = {key: spec[key] for key in kept if key in spec}
         request |= {"argv": list(self._options.argv), "tty": self._options.tty}
         request.setdefault("env", {})
