@@ -2,6 +2,7 @@
 
 import os
 import stat
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -67,6 +68,34 @@ def test_volume_data_survives_and_nonsense_is_told_apart_from_absence(tmp_path):
     (tmp_path / metadata.NAME).write_text('{"driverName": "x"}')
     with pytest.raises(metadata.UnreadableVolumeData):
         metadata.read(tmp_path)
+
+
+def test_volume_data_has_the_keys_that_a_kubelet_writes():
+    claimed, inline = CsiSource("drv", "h", "pv"), CsiSource("drv", "h", "v", is_ephemeral=True)
+    device = {"volumeHandle": "h", "driverName": "drv"}
+    pod = {**device, "specVolID": "pv", "nodeName": "n", "attachmentID": "csi-1"}
+    assert metadata.for_device(claimed) == device
+    assert metadata.for_device(claimed, "label") == {**device, "seLinuxMountContext": "label"}
+    assert metadata.for_pod(claimed, "n", "csi-1") == {**pod, "volumeLifecycleMode": "Persistent"}
+    assert metadata.for_pod(inline, "n", "csi-1") == {**pod, "specVolID": "v", "volumeLifecycleMode": "Ephemeral"}
+    assert metadata.for_pod(replace(claimed, is_block=True), "n", "csi-1") == pod
+
+
+def test_volume_data_is_whole_or_not_there_and_its_directories_are_for_root(tmp_path, monkeypatch):
+    directory = tmp_path / "a" / "b" / "c"
+    old = metadata.for_device(CsiSource("drv", "h", "pv"))
+    metadata.write(directory, old)
+    for made in (directory, directory.parent, directory.parent.parent):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o750
+
+    def no_room(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(metadata.os, "replace", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        metadata.write(directory, metadata.for_device(CsiSource("drv", "other", "pv")))
+    assert metadata.read(directory) == old
+    assert os.listdir(directory) == [metadata.NAME]
 
 
 def test_everything_on_disk_is_found_again_as_uncertain(tmp_path):

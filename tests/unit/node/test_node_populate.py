@@ -174,14 +174,33 @@ def test_a_generic_ephemeral_claim_must_belong_to_the_pod():
 def test_inline_and_plain_volumes_belong_to_one_pod():
     inline = {"name": "i", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s"}, "readOnly": True}}
     needs = uses_of(
-        pod(inline, {"name": "e", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "x"}}), Cluster(), 9.0
+        pod(
+            inline,
+            {"name": "e", "emptyDir": {}},
+            {"name": "s", "secret": {"secretName": "x"}},
+            {"name": "d", "downwardAPI": {"items": []}},
+        ),
+        Cluster(),
+        9.0,
     )
     by_name = {use.outer_names[0]: use for use in needs.uses}
     assert by_name["i"].volume == "kubernetes.io/csi/uid-p-i"
     assert by_name["i"].source.publish_secret.namespace == "ns"
     assert by_name["i"].read_only
     assert isinstance(by_name["e"].source, PlainSource)
-    assert (by_name["e"].republish_s, by_name["s"].republish_s) == (0.0, 9.0)
+    assert (by_name["e"].republish_s, by_name["s"].republish_s, by_name["d"].republish_s) == (0.0, 9.0, 9.0)
+
+
+def test_two_volumes_never_share_a_directory():
+    inline = {"name": "pv", "csi": {"driver": "d"}}
+    needs = uses_of(pod(CLAIMED, inline), Cluster(claim(), volume()), 60.0)
+    assert [use.outer_names for use in needs.uses] == [("v",)]
+    assert "has the name of PersistentVolume pv" in needs.errors["pv"]
+
+
+def test_a_medium_that_nobody_makes_is_said_to_be_unknown():
+    needs = uses_of(pod({"name": "x", "emptyDir": {"medium": "HugePages"}}), Cluster(), 60.0)
+    assert "no emptyDir of medium HugePages" in needs.errors["x"]
 
 
 def test_an_unknown_kind_of_volume_is_said_to_be_unknown():

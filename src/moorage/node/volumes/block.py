@@ -47,7 +47,7 @@ class BlockMounter:
         staging = self._layout.block_staging(source.spec_name)
         self._write_data(source)
         if not mountinfo.mount_at(staging):
-            staging.mkdir(parents=True, exist_ok=True, mode=0o750)
+            metadata.make_directory(staging)
         request = wire.stage_request(use, source, staging, extras, capabilities)
         try:
             await called("device", driver.client.NodeStageVolume(request))
@@ -63,7 +63,7 @@ class BlockMounter:
             await self._fetch.confirm_claim(source)
         extras = await self._fetch.for_publish(use, source)
         target = self._layout.block_publish(source.spec_name, use.pod.uid)
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        metadata.make_directory(target.parent)
         staging = self._layout.block_staging(source.spec_name)
         request = wire.publish_request(use, source, staging, target, extras, capabilities)
         try:
@@ -82,7 +82,7 @@ class BlockMounter:
         if not stat.S_ISBLK(os.stat(published).st_mode):
             raise MoorageError(f"the driver published no block device at {published}")
         device = self._layout.block_map(spec_name, uid)
-        device.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        metadata.make_directory(device.parent)
         if mountinfo.mount_at(device) is None:
             device.touch(mode=0o660)
             mounts.bind(published, device)
@@ -90,7 +90,7 @@ class BlockMounter:
             mounts.unmount_all(device)  # the volume came back as another device
             mounts.bind(published, device)
         link = self._layout.block_link(uid, spec_name)
-        link.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        metadata.make_directory(link.parent)
         if not (link.is_symlink() and os.readlink(link) == str(device)):
             link.unlink(missing_ok=True)
             link.symlink_to(device)

@@ -74,7 +74,7 @@ class FilesystemMounter:
             return
         await self._fetch.confirm_attached(use)
         extras = await self._fetch.for_stage(use, source)
-        directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        metadata.make_directory(directory)
         try:
             os.mkdir(target, 0o750)
         except FileExistsError:

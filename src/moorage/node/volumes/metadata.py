@@ -4,6 +4,7 @@ Owns: reading and writing that file. It is written before a driver is asked and 
 so a crash at any point leaves enough to clean up with.
 """
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -29,6 +30,18 @@ def for_pod(source: CsiSource, node: str, attachment: str, se_linux_context: str
     return for_device(source, se_linux_context) | named | mode
 
 
+def make_directory(path: Path) -> None:
+    """With its parents; what lies below is nobody's business but root's and the group's."""
+    try:
+        os.mkdir(path, 0o750)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_directory(path.parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o750)
+
+
 def write(directory: Path, data: dict[str, str]) -> None:
     """Whole or not at all. What is there already is not written again: a restart confirms every volume."""
     text = json.dumps(data, sort_keys=True).encode()
@@ -38,11 +51,15 @@ def write(directory: Path, data: dict[str, str]) -> None:
             if file.read() == text:
                 return
     except FileNotFoundError:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_directory(directory)
     temporary = f"{directory}/.{NAME}.new"
-    with open(temporary, "wb") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)  # half a file of a full disk
+        raise
 
 
 def read(directory: Path) -> dict[str, str] | None:

@@ -19,7 +19,7 @@ from moorage.node.volumes.plain import PlainBody, plugin_of
 from moorage.node.volumes.rules import mount_label
 from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
 
-_DYNAMIC = frozenset({"kubernetes.io/secret", "kubernetes.io/configmap", "kubernetes.io/projected"})
+_DYNAMIC = frozenset(f"kubernetes.io/{kind}" for kind in ("secret", "configmap", "projected", "downward-api"))
 _PROTECTION = "kubernetes.io/pvc-protection"
 
 
@@ -62,6 +62,7 @@ def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
         try:
             use = _use(pod, volume, lookup, sync_s)
             _check_mode(use, volume.name, mounted, mapped)
+            _check_directory(use, by_volume.values())
         except (NotUsable, ValueError) as error:
             needs.errors[volume.name] = str(error)
             continue
@@ -94,6 +95,9 @@ def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
     if volume.persistent_volume_claim is not None or volume.ephemeral is not None:
         return _claimed(pod, volume, lookup, sync_s)
     plugin = plugin_of(volume)
+    medium = volume.empty_dir.medium if volume.empty_dir is not None else ""
+    if medium not in ("", "Memory"):
+        raise NotUsable(f"volume {volume.name}: this node agent makes no emptyDir of medium {medium}")
     if not plugin:
         raise NotUsable(f"volume {volume.name}: this kind of volume is not made by this node agent")
     security = pod.spec.security_context
@@ -213,6 +217,16 @@ def _check_mode(use: Use, name: str, mounted: set[str], mapped: set[str]) -> Non
         raise NotUsable(f"volume {name} has volumeMode Block, but is specified in volumeMounts")
     if not is_block and name in mapped:
         raise NotUsable(f"volume {name} has volumeMode Filesystem, but is specified in volumeDevices")
+
+
+def _check_directory(use: Use, others: Iterable[Use]) -> None:
+    """A pod's CSI volumes lie side by side under the names of PersistentVolumes and of inline volumes."""
+    for one in others:
+        if not isinstance(one.source, CsiSource) or not isinstance(use.source, CsiSource) or one.volume == use.volume:
+            continue
+        if (one.source.spec_name, one.source.is_block) == (use.source.spec_name, use.source.is_block):
+            name = use.source.spec_name
+            raise NotUsable(f"inline volume {name} has the name of PersistentVolume {name}, which the pod uses too")
 
 
 def _merged(one: Use, other: Use) -> Use:
