@@ -167,6 +167,74 @@ def test_a_failed_republish_leaves_the_mount_and_waits_its_turn():
     assert plan_volume(state, NAME, now=501.0).action is None
 
 
+@pytest.mark.parametrize("failure", list(Failure))
+def test_any_failure_to_take_something_away_leaves_it_uncertain(failure):
+    state = world([], [(ONE, State.MOUNTED)], State.MOUNTED)
+    settle(state, Unmount(NAME, ONE), Outcome(failure, "pod"), now=0.0)
+    assert state.actual[NAME].state_of(ONE) is State.UNCERTAIN
+    assert plan_volume(state, NAME, now=0.1).action is None  # not before its time, and the device waits
+    assert plan_volume(state, NAME, now=1.0).action == Unmount(NAME, ONE)
+    bare = world([], [], State.MOUNTED)
+    settle(bare, UnmountDevice(NAME), Outcome(failure, "device"), now=0.0)
+    assert bare.actual[NAME].device is State.UNCERTAIN
+    assert not plan_volume(bare, NAME, now=0.1).forget
+    assert plan_volume(bare, NAME, now=1.0).action == UnmountDevice(NAME)
+
+
+def test_a_new_pod_gets_what_could_not_be_taken_away_confirmed():
+    state = world([use(TWO)], [(ONE, State.UNCERTAIN)], State.UNCERTAIN)
+    state.actual[NAME].backoffs[("unmount", ONE)] = Backoff(3, 50.0)
+    assert plan_volume(state, NAME, now=10.0).action == Mount(use(TWO))
+
+
+@pytest.mark.parametrize(("found_on_disk", "left"), [(True, State.UNCERTAIN), (False, State.ABSENT)])
+def test_a_refused_mount_is_gone_unless_it_was_found_on_disk(found_on_disk, left):
+    state = world([use()], [(ONE, State.UNCERTAIN)], State.MOUNTED)
+    state.actual[NAME].pods[ONE].is_reconstructed = found_on_disk
+    settle(state, Mount(use()), Outcome(Failure.FINAL, "pod", staged=True), now=5.0)
+    assert state.actual[NAME].state_of(ONE) is left
+
+
+def test_what_a_driver_has_confirmed_is_no_longer_a_find():
+    state = world([use()], [(ONE, State.UNCERTAIN)], State.UNCERTAIN)
+    volume = state.actual[NAME]
+    volume.device_is_reconstructed = volume.pods[ONE].is_reconstructed = True
+    settle(state, Mount(use()), Outcome(staged=True, published=True), now=5.0)
+    assert not volume.device_is_reconstructed
+    assert not volume.pods[ONE].is_reconstructed
+    taken = world([], [], State.UNCERTAIN)
+    taken.actual[NAME].device_is_reconstructed = True
+    settle(taken, UnmountDevice(NAME), Outcome(Failure.UNCERTAIN, "device"), now=5.0)
+    assert taken.actual[NAME].device_is_reconstructed
+    settle(taken, UnmountDevice(NAME), Outcome(), now=5.0)
+    assert not taken.actual[NAME].device_is_reconstructed
+
+
+@pytest.mark.parametrize("kind", [Mount, Expand])
+def test_a_volume_that_cannot_grow_in_use_is_not_asked_again(kind):
+    wanted = use(size_bytes=20, claim_size_bytes=10)
+    state = world([wanted], [(ONE, State.MOUNTED)], State.MOUNTED)
+    settle(state, kind(wanted), Outcome(staged=True, published=True, growth_refused=True), now=5.0)
+    assert plan_volume(state, NAME, now=500.0).action is None
+
+
+@pytest.mark.parametrize("changed", [{"claim_expands": False}, {"claim_size_bytes": 0}, {"size_bytes": 10}])
+def test_nothing_grows_without_both_sizes_and_the_controllers_leave(changed):
+    wanted = use(**{"size_bytes": 20, "claim_size_bytes": 10, **changed})
+    assert plan_volume(world([wanted], [(ONE, State.MOUNTED)], State.MOUNTED), NAME, now=0.0).action is None
+
+
+def test_read_write_once_pod_beside_other_modes_is_for_many_pods():
+    mixed = CsiSource("driver", "vol", "pv", access_modes=("ReadWriteOncePod", "ReadWriteOnce"))
+    state = world([use(ONE, source=mixed), use(TWO, source=mixed)], [(ONE, State.MOUNTED)], State.MOUNTED)
+    assert plan_volume(state, NAME, now=10.0).action == Mount(use(TWO, source=mixed))
+
+
+@pytest.mark.parametrize("device", [State.MOUNTED, State.UNCERTAIN])
+def test_no_device_goes_before_all_is_known(device):
+    assert plan_volume(world([], [], device, is_ready=False), NAME, now=0.0).action is None
+
+
 def test_failures_are_spaced_further_and_further_and_success_forgets_them():
     state = world([use()], device=State.ABSENT)
     state.actual[NAME] = ActualVolume(NAME, SOURCE)

@@ -66,12 +66,29 @@ def test_only_the_first_access_mode_counts(modes, plain, fine):
         ("None", "ext4", ("ReadWriteOnce",), (), False, False),
         ("File", "ext4", ("ReadWriteOnce",), (rules.MOUNT_GROUP,), False, False),
         ("File", "ext4", ("ReadWriteOnce",), (), True, False),
+        ("ReadWriteOnceWithFSType", "ext4", ("ReadWriteOnce",), (), False, True),
+        ("ReadWriteOnceWithFSType", "", ("ReadWriteOnce",), (), False, False),
+        ("ReadWriteOnceWithFSType", "ext4", ("ReadOnlyMany", "ReadWriteOnce"), (), False, True),
+        ("ReadWriteOnceWithFSType", "ext4", ("ReadOnlyMany",), (), False, False),
+        ("ReadWriteOnceWithFSType", "ext4", ("ReadWriteOnce",), (rules.MOUNT_GROUP,), False, False),
+        ("", "ext4", ("ReadWriteOnce",), (), False, True),
+        ("", "", ("ReadWriteOnce",), (), False, False),
     ],
 )
 def test_who_gives_files_to_the_group(policy, fs_type, modes, capabilities, read_only, applies):
     source = CsiSource("d", "h", "pv", access_modes=modes, fs_type=fs_type)
-    driver = CsiDriverSpec(fs_group_policy=policy) if policy else None
+    driver = CsiDriverSpec(fs_group_policy=policy or None) if policy is not None else None  # "": an object without it
     found = rules.agent_applies_fs_group(use_of(source, fs_group=7, read_only=read_only), driver, capabilities)
+    assert found is applies
+
+
+@pytest.mark.parametrize(
+    ("policy", "fs_type", "applies"),
+    [(None, "ext4", True), (None, "", False), ("File", "", True), ("None", "ext4", False)],
+)
+def test_an_inline_volume_has_no_access_modes_but_its_filesystem_counts(policy, fs_type, applies):
+    source = CsiSource("d", "h", "v", is_ephemeral=True, fs_type=fs_type)
+    found = rules.agent_applies_fs_group(use_of(source, fs_group=7), CsiDriverSpec(fs_group_policy=policy), ())
     assert found is applies
 
 
