@@ -284,6 +284,28 @@ async def test_a_pod_that_somebody_else_declares_done_is_ended_and_stays_so(lab)
     await over(lab)
 
 
+async def test_a_phase_that_is_final_stays_when_the_pod_is_deleted_at_the_same_time(lab):
+    agent = await lab.start_agent()
+    spec = {"nodeName": "n1", "automountServiceAccountToken": False, "terminationGracePeriodSeconds": 1,
+            "containers": [container("main", "sleep 1000 & wait; exit 3")]}  # fmt: skip
+    pod = await lab.client.create(
+        Pod, {"metadata": {"name": "p1", "finalizers": ["example.com/hold"]}, "spec": spec}, "default"
+    )
+    await lab.phase("p1", "Running")
+    await lab.crash_agent()
+    await lab.delete("p1", grace_s=1)
+    done = {"status": {"phase": "Succeeded", "reason": "Enough", "message": "somebody said so"}}
+    await lab.client.patch(Pod, "p1", done, "default", how=PatchType.MERGE, subresource="status")
+    agent = await lab.start_agent()
+    await lab.until(lambda: pod.uid not in agent.pods.workers, what="the pod's end")
+    found = await status(lab)
+    assert (found.phase, found.reason) == ("Succeeded", "Enough")
+    assert (await shown(lab))[0] == "terminated"
+    await lab.client.patch(Pod, "p1", {"metadata": {"finalizers": None}}, "default")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
 async def test_a_pod_that_was_marked_not_ready_while_its_node_was_out_of_reach_is_ready_again(lab):
     await lab.start_agent()
     await lab.pod(claim="")
@@ -306,6 +328,46 @@ async def test_a_pod_that_was_marked_not_ready_while_its_node_was_out_of_reach_i
         return (await lab.client.get(Pod, "p1", "default")).version == before
 
     await lab.until(at_rest, what="no further write")
+    await over(lab)
+
+
+async def test_a_pod_that_a_finalizer_keeps_goes_on_saying_how_it_ended(lab):
+    agent = await lab.start_agent()
+    spec = {"nodeName": "n1", "automountServiceAccountToken": False,
+            "containers": [container("main", "trap 'exit 0' TERM; sleep 1000 & wait; exit 1")]}  # fmt: skip
+    body = {"metadata": {"name": "p1", "finalizers": ["example.com/hold"]}, "spec": spec}
+    pod = await lab.client.create(Pod, body, "default")
+    await lab.phase("p1", "Running")
+    await lab.delete("p1")
+    await lab.phase("p1", "Succeeded")
+    await lab.until(lambda: pod.uid not in agent.pods.workers, what="the pod's end")
+    ended = await status(lab)
+    for round in range(3):  # each change makes the agent look again
+        before = agent.pods_informer.changes
+        note = {"metadata": {"annotations": {"round": str(round)}}}
+        await lab.client.patch(Pod, "p1", note, "default")
+        await lab.until(lambda before=before: agent.pods_informer.changes > before, what="seen")
+        await lab.until(lambda: pod.uid not in agent.pods.workers, what="nothing to do")
+    found = await status(lab)
+    assert (found.phase, found.container_statuses) == ("Succeeded", ended.container_statuses)
+    assert (await shown(lab))[:2] == ("terminated", "Completed")
+    await lab.client.patch(Pod, "p1", {"metadata": {"finalizers": None}}, "default")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_a_running_pod_whose_image_is_changed_for_another_goes_on_running(lab):
+    await lab.start_agent()
+    await lab.pod(claim="")
+    await lab.phase("p1", "Running")
+    image = {"spec": {"containers": [{"name": "main", "image": "nginx"}]}}
+    await lab.client.patch(Pod, "p1", image, "default", how=PatchType.STRATEGIC)
+
+    async def seen():
+        return (await shown(lab))[2].image == "nginx"
+
+    await lab.until(seen, what="the new image in the status")
+    assert ((await status(lab)).phase, (await shown(lab))[0]) == ("Running", "running")
     await over(lab)
 
 

@@ -134,7 +134,7 @@ class PodWorker:
         foreign = foreign_images(pod)
         if foreign:
             waiting = {name: ("ErrImagePull", text) for name, text in foreign.items()}
-            self._tell(pod, Decision(waiting=waiting))
+            self._tell(pod, Decision(phase="Running" if self.containers else "Pending", waiting=waiting))
             return None
         tools = self._tools
         tools.volumes.want(pod)
@@ -253,7 +253,7 @@ class PodWorker:
             if pod is not None and not self.is_gone and not self.is_draining:
                 self._tell(pod, Decision(phase=self._phase(pod)))
             return again_s
-        if pod is not None and not self.is_gone and not self.is_draining:
+        if pod is not None and not self.is_gone and not self.is_draining and not self._was_ended(pod):
             self._tell(pod, self._final(pod))
         tools.volumes.release(self.uid)
         if not tools.volumes.is_unmounted(self.uid):
@@ -275,6 +275,10 @@ class PodWorker:
         self.is_done = True
         log.info("pod is gone", pod=self._shown)
         return None
+
+    def _was_ended(self, pod: Pod) -> bool:
+        """All was said and removed before, by this agent or an earlier one, and only a finalizer keeps the object."""
+        return pod.is_deleting and not self.containers and pod.status.phase in ("Succeeded", "Failed")
 
     def _stop(self, running: list[Container], pod: Pod | None, now: float) -> float:
         """Ask each container to end when it is its turn, and kill it when its time is over."""
@@ -344,6 +348,8 @@ class PodWorker:
     def _final(self, pod: Pod) -> Decision:
         if self._over is not None:
             return self._over
+        if pod.status.phase in ("Succeeded", "Failed"):  # which is never taken back
+            return Decision(phase=pod.status.phase, is_over=True)
         attempts = self._attempts()
         codes = [attempts[one.name].exit_code for one in pod.spec.containers if one.name in attempts]
         all_well = len(codes) == len(pod.spec.containers) and not any(codes)
@@ -353,7 +359,12 @@ class PodWorker:
         return attempts_of(self.containers, self._tools.cgroups)
 
     def _tell(self, pod: Pod, decision: Decision) -> None:
-        reason, message = self._over_reason if decision.is_over else (pod.status.reason, pod.status.message)
+        reason, message = self._over_reason
+        if not decision.is_over or (not reason and decision.phase == pod.status.phase):
+            reason, message = (
+                pod.status.reason,
+                pod.status.message,
+            )  # a reason belongs to the phase that it is told with
         status = status_of(
             pod,
             self._attempts(),
