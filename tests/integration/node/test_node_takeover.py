@@ -11,7 +11,9 @@ import threading
 
 import pytest
 
+from moorage.node.layout import Layout
 from moorage.node.pods import runtime
+from moorage.node.pods.housekeeping import find_containers
 from moorage.node.pods.runtime import Container, Runtime
 from moorage.node.pods.shim import start_ticks
 
@@ -54,6 +56,16 @@ async def test_a_container_that_was_never_started_is_over(attempt):
     Runtime(ended.append).find(attempt)
     assert (attempt.is_running, attempt.exit_code, attempt.state["reason"]) == (False, 137, "ContainerStatusUnknown")
     assert ended == [attempt]
+
+
+def test_stray_files_among_the_records_are_passed_over(tmp_path, attempt):
+    containers = tmp_path / "pods" / "u" / "containers"
+    for path in (tmp_path / "pods" / "notes.txt", containers / "core", containers / "main" / "1"):
+        path.touch()
+    (containers / "main" / "old").mkdir()
+    found = find_containers(Layout(tmp_path))
+    assert list(found) == ["u"]
+    assert [(one.name, one.attempt) for every in found["u"].values() for one in every] == [("main", 0)]
 
 
 async def test_a_start_that_hangs_does_not_hold_the_agent_up_for_good(attempt, monkeypatch):

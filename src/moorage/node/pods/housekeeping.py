@@ -18,18 +18,20 @@ from moorage.node.volumes import leftovers
 def find_containers(layout: Layout) -> dict[PodUid, dict[str, list[Container]]]:
     """Every attempt at every container that is recorded on disk, oldest first."""
     found: dict[PodUid, dict[str, list[Container]]] = {}
-    if not layout.pods.is_dir():
-        return found
-    for pod in layout.pods.iterdir():
+    for pod in _directories(layout.pods):
         by_name = found.setdefault(PodUid(pod.name), {})
-        base = layout.containers_of(pod.name)
-        for container in base.iterdir() if base.is_dir() else ():
-            attempts = sorted((int(one.name), one) for one in container.iterdir() if one.name.isdigit())
+        for container in _directories(layout.containers_of(pod.name)):
+            attempts = sorted((int(one.name), one) for one in _directories(container) if one.name.isdecimal())
             by_name[container.name] = [
                 Container(pod.name, container.name, number, directory, Path(spec_of(directory).get("log", "")))
                 for number, directory in attempts
             ]
     return found
+
+
+def _directories(above: Path) -> list[Path]:
+    """What somebody else has put beside them is not ours, and no reason to do nothing at all."""
+    return [one for one in above.iterdir() if one.is_dir()] if above.is_dir() else []
 
 
 def spec_of(directory: Path) -> dict[str, Any]:
