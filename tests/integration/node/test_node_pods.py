@@ -51,6 +51,19 @@ async def test_a_container_has_its_own_world_over_the_hosts_root(lab):
     await lab.stop_agent()
 
 
+async def test_a_container_has_namespaces_of_its_own_but_the_network_of_the_host(lab):
+    await lab.start_agent()
+    _, text = await run_to_end(lab, "for kind in mnt pid ipc uts net; do readlink /proc/self/ns/$kind; done")
+    here = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "ipc", "uts", "net")]
+    inside = text.split()
+    assert [a == b for a, b in zip(inside, here, strict=True)] == [False, False, False, False, True]
+    _, text = await run_to_end(
+        lab, "for kind in pid ipc; do readlink /proc/self/ns/$kind; done", hostPID=True, hostIPC=True
+    )
+    assert text.split() == here[1:3]
+    await lab.stop_agent()
+
+
 async def test_exit_codes_and_reasons_are_in_the_status(lab):
     await lab.start_agent()
     found, _ = await run_to_end(lab, "exit 3", "Failed")

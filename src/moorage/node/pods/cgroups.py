@@ -19,6 +19,7 @@ log = get_logger(__name__)
 # Only controllers that a limit of a container or of a volume is set in: each costs two directories and a move per pod.
 _V1 = frozenset({"memory", "cpu", "blkio"})
 _PERIOD_US = 100_000
+_LEAST_QUOTA_US = 1000  # the kernel refuses less
 
 
 class Cgroups:
@@ -128,7 +129,8 @@ def _limit(version: int, controller: str, directory: Path, container: Container)
     if memory and (version == 2 or "memory" in controllers):
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
         (directory / name).write_text(str(memory))
-    if cpu and version == 2:
-        (directory / "cpu.max").write_text(f"{cpu * _PERIOD_US // 1000} {_PERIOD_US}")
-    elif cpu and "cpu" in controllers:
-        (directory / "cpu.cfs_quota_us").write_text(str(cpu * _PERIOD_US // 1000))
+    quota_us = max(cpu * _PERIOD_US // 1000, _LEAST_QUOTA_US) if cpu else None
+    if quota_us and version == 2:
+        (directory / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+    elif quota_us and "cpu" in controllers:
+        (directory / "cpu.cfs_quota_us").write_text(str(quota_us))

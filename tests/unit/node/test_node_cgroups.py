@@ -1,0 +1,102 @@
+"""Control groups of pods, on trees that look like those of a kernel."""
+
+import msgspec
+import pytest
+
+from moorage.kube.objects.core import Pod
+from moorage.node.pods import cgroups
+from moorage.node.pods.cgroups import Cgroups
+
+
+def pod(**limits):
+    container = {"name": "a", "image": "host", "resources": {"limits": limits}}
+    return msgspec.convert(
+        {
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"containers": [container], "initContainers": [{"name": "i", "image": "host"}]},
+        },
+        Pod,
+    )
+
+
+@pytest.fixture
+def separate(tmp_path):
+    """The hierarchies of version 1."""
+    for name in ("memory", "cpu,cpuacct", "blkio"):
+        (tmp_path / name).mkdir()
+    return tmp_path, Cgroups("n1", [(1, tmp_path / name) for name in ("memory", "cpu,cpuacct", "blkio")])
+
+
+@pytest.fixture
+def unified(tmp_path, monkeypatch):
+    """One hierarchy of version 2, whose directories have their files at once."""
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu io memory pids\n")
+    make = cgroups.os.mkdir
+
+    def with_files(directory, *more):
+        make(directory, *more)
+        (directory / "cgroup.subtree_control").write_text("")
+
+    monkeypatch.setattr(cgroups.os, "mkdir", with_files)
+    return tmp_path, Cgroups("n1", [(2, tmp_path)])
+
+
+def test_limits_of_version_1_are_set_in_the_hierarchy_that_has_them(separate):
+    root, groups = separate
+    groups.prepare(pod(memory="64Mi", cpu="250m"))
+    assert (root / "memory/kubepods/n1/podu/a/memory.limit_in_bytes").read_text() == str(64 << 20)
+    assert (root / "cpu,cpuacct/kubepods/n1/podu/a/cpu.cfs_quota_us").read_text() == "25000"
+    assert list((root / "blkio/kubepods/n1/podu/a").iterdir()) == []
+    assert list((root / "memory/kubepods/n1/podu/i").iterdir()) == []  # says nothing of limits
+    assert groups.of("u", "a") == [f"{root}/{name}/kubepods/n1/podu/a" for name in ("memory", "cpu,cpuacct", "blkio")]
+
+
+def test_limits_of_version_2_are_set_and_controllers_reach_every_level(unified):
+    root, groups = unified
+    groups.prepare(pod(memory="1Gi", cpu="1500m"))
+    group = root / "kubepods/n1/podu/a"
+    assert (group / "memory.max").read_text() == str(1 << 30)
+    assert (group / "cpu.max").read_text() == "150000 100000"
+    for level in ("kubepods", "kubepods/n1", "kubepods/n1/podu"):
+        assert (root / level / "cgroup.subtree_control").read_text() == "+cpu +io +memory +pids"
+    assert (root / "cgroup.subtree_control").read_text() == "cpu io memory pids\n"  # has them already
+
+
+def test_a_share_too_small_for_the_kernel_is_the_smallest_that_it_takes(separate):
+    root, groups = separate
+    groups.prepare(pod(cpu="1m"))
+    assert (root / "cpu,cpuacct/kubepods/n1/podu/a/cpu.cfs_quota_us").read_text() == "1000"
+
+
+def test_a_limit_that_cannot_be_set_stops_nothing(separate):
+    root, groups = separate
+    groups.prepare(pod(memory="nonsense", cpu="250m"))
+    assert (root / "cpu,cpuacct/kubepods/n1/podu/a").is_dir()
+    assert groups.of("u", "a")
+
+
+@pytest.mark.parametrize(("version", "name"), [(1, "memory.oom_control"), (2, "memory.events")])
+def test_kills_for_want_of_memory_are_counted(tmp_path, version, name):
+    groups = Cgroups("n1", [(version, tmp_path)])
+    group = tmp_path / "kubepods/n1/podu/a"
+    assert groups.oom_kills("u", "a") == 0
+    group.mkdir(parents=True)
+    (group / name).write_text("under_oom 0\noom 5\noom_kill 3\n")
+    assert groups.oom_kills("u", "a") == 3
+
+
+def test_groups_go_with_their_pod_and_the_level_of_the_node_with_the_last(tmp_path):
+    groups = Cgroups("n1", [(1, tmp_path)])
+    groups.prepare(pod())
+    groups.remove("u")
+    assert groups.of("u", "a") == []
+    groups.remove_own()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_without_control_groups_runs_pods_all_the_same():
+    groups = Cgroups("n1", [])
+    groups.prepare(pod(memory="1Gi"))
+    assert (groups.of("u", "a"), groups.oom_kills("u", "a")) == ([], 0)
+    groups.remove("u")
