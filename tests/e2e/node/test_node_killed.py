@@ -98,3 +98,50 @@ async def test_removing_the_node_takes_its_objects_with_it(base, tmp_path, agent
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
         assert await client.find(Node, NODE) is None
+
+
+async def test_every_container_runs_once_although_the_agent_is_killed_while_it_starts_them(
+    base, tmp_path, agent, cluster, until
+):
+    names = [f"p{number}" for number in range(24)]
+    (base / "seen").mkdir()
+
+    def started():
+        return sum((base / "seen" / name).exists() for name in names)
+
+    async with cluster(tmp_path / "api") as (server, client):
+        process = await agent(base, server.kubeconfig, client)
+        for name in names:
+            command = f"echo begun >> /seen/{name}; trap exit TERM; sleep 1000 & wait"
+            container = {"name": "main", "image": "host", "command": ["sh", "-c", command],
+                         "volumeMounts": [{"name": "h", "mountPath": "/seen"}]}  # fmt: skip
+            spec = {"nodeName": NODE, "restartPolicy": "Never", "terminationGracePeriodSeconds": 5,
+                    "automountServiceAccountToken": False, "containers": [container],
+                    "volumes": [{"name": "h", "hostPath": {"path": str(base / "seen")}}]}  # fmt: skip
+            await client.create(Pod, {"metadata": {"name": name}, "spec": spec}, "default")
+        for wanted in (1, 8, 16):
+            await until(lambda wanted=wanted: started() >= wanted, what=f"{wanted} containers")
+            process.kill()
+            await process.wait()
+            (base / "agent.log").unlink()
+            process = await agent(base, server.kubeconfig, client)
+
+        async def all_running():
+            pods = (await client.list(Pod, "default")).items
+            assert {pod.status.phase for pod in pods} <= {"Pending", "Running"}
+            return all(pod.status.phase == "Running" for pod in pods)
+
+        await until(all_running, what="all running")
+        await until(lambda: started() == len(names), what="all begun")
+        assert {(base / "seen" / name).read_text() for name in names} == {"begun\n"}
+        pods = (await client.list(Pod, "default")).items
+        assert {one.restart_count for pod in pods for one in pod.status.container_statuses} == {0}
+        for name in names:
+            await client.delete(Pod, name, "default")
+
+        async def gone():
+            return not (await client.list(Pod, "default")).items
+
+        await until(gone, what="pods gone")
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0

@@ -11,6 +11,8 @@ import threading
 
 import pytest
 
+from moorage.kube.client import PatchType
+from moorage.kube.objects.core import Pod
 from moorage.node.layout import Layout
 from moorage.node.pods import runtime
 from moorage.node.pods.housekeeping import find_containers
@@ -42,7 +44,7 @@ async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up
         found = Runtime(lambda _container: ended.set())
         starts = threading.Timer(0.2, come_up)
         starts.start()
-        found.find(attempt)  # the agent does nothing else yet, so this waits
+        assert found.find(attempt)  # the agent does nothing else yet, so this waits
         starts.join()
         assert attempt.is_running
         shim.kill()
@@ -51,9 +53,30 @@ async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up
         await found.close()
 
 
-async def test_a_container_that_was_never_started_is_over(attempt):
+async def test_a_container_that_was_never_started_is_no_attempt(lab):
+    """The agent went between writing down what to start and starting it."""
+    agent = await lab.start_agent()
+    pod = await lab.pod(claim="", restartPolicy="Never", container={"image": "nginx"})
+    await lab.until(lambda: pod.uid in agent.pods.workers, what="seen")
+    await lab.crash_agent()
+    directory = lab.root / "pods" / pod.uid / "containers" / "main" / "0"
+    directory.mkdir(parents=True)
+    (directory / "spec.json").write_text(json.dumps({"argv": ["true"]}))
+    image = {"spec": {"containers": [{"name": "main", "image": "host"}]}}
+    await lab.client.patch(Pod, "p1", image, "default", how=PatchType.STRATEGIC)
+    await lab.start_agent()
+    found = await lab.phase("p1", "Running")
+    (one,) = found.status.container_statuses
+    assert (one.restart_count, one.last_state) == (0, {})
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_a_container_whose_state_cannot_be_read_is_over(attempt):
+    (attempt.directory / "state.json").write_text("{ nonsense")
     ended = []
-    Runtime(ended.append).find(attempt)
+    assert Runtime(ended.append).find(attempt)
     assert (attempt.is_running, attempt.exit_code, attempt.state["reason"]) == (False, 137, "ContainerStatusUnknown")
     assert ended == [attempt]
 
@@ -72,8 +95,7 @@ async def test_a_start_that_hangs_does_not_hold_the_agent_up_for_good(attempt, m
     monkeypatch.setattr(runtime, "_START_TIMEOUT_S", 0.05)
     lock = os.open(attempt.directory / "spec.json", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)
-    Runtime(lambda _container: None).find(attempt)
-    assert attempt.exit_code == 137
+    assert not Runtime(lambda _container: None).find(attempt)
     os.close(lock)
 
 

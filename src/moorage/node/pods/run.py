@@ -9,7 +9,7 @@ import asyncio
 from moorage.kube.objects.core import Pod
 from moorage.log import get_logger
 from moorage.node.layout import PodUid
-from moorage.node.pods.housekeeping import find_containers
+from moorage.node.pods.housekeeping import find_containers, remove_attempt
 from moorage.node.pods.runtime import Container
 from moorage.node.pods.worker import PodWorker, Tools
 
@@ -34,11 +34,20 @@ class PodManager:
         for uid, by_name in find_containers(self._tools.layout).items():
             worker = self._worker(uid)
             worker.containers = by_name
-            for attempts in by_name.values():
-                for container in attempts:
-                    self._tools.runtime.find(container)
+            for name, attempts in by_name.items():
+                by_name[name] = [container for container in attempts if self._take_up(container)]
             if any(one.is_running for attempts in by_name.values() for one in attempts):
                 self._tools.volumes.hold(uid)
+
+    def _take_up(self, container: Container) -> bool:
+        """An attempt that was never started is no attempt: it counts neither as a restart nor as a failure."""
+        if self._tools.runtime.find(container):
+            return True
+        try:
+            remove_attempt(container)
+        except OSError as error:
+            log.warning("record of a start that never was is left", container=container.id, reason=str(error))
+        return False
 
     def begin(self) -> None:
         """The pod list is complete: what was found on disk and is not in it belongs to nobody."""

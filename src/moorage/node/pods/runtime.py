@@ -98,13 +98,18 @@ class Runtime:
             raise ContainerFailed(str(answer.get("error") or "the process that starts containers went away"))
         self._follow(container)
 
-    def find(self, container: Container) -> None:
-        """Take up a container that an earlier agent started: follow it if it runs, read how it ended if not."""
+    def find(self, container: Container) -> bool:
+        """Take up a container that an earlier agent started: follow it if it runs, read how it ended if not. False if
+        it was never started: the agent went after it had written down what to start."""
+        recorded = container.directory / "state.json"
+        if not recorded.exists():
+            _wait_for_start(container.directory)
+        if not recorded.exists():
+            return False
         container.state = read_state(container.directory)
-        if not container.state and _was_just_started(container.directory):
-            container.state = read_state(container.directory)
         if not container.is_ended:
             self._follow(container)
+        return True
 
     def stop(self, container: Container) -> None:
         """Ask the container to end."""
@@ -286,25 +291,24 @@ def write_state(directory: Path, state: Mapping[str, Any]) -> None:
     os.replace(temporary, directory / "state.json")
 
 
-def _was_just_started(directory: Path) -> bool:
-    """Wait for a shim that was forked for an agent that is gone and has not written its state yet: what it starts would
-    run beside the next attempt. It holds a lock on the specification until then."""
+def _wait_for_start(directory: Path) -> None:
+    """For a shim that was forked for an agent that is gone and has not written its state yet: what it starts would run
+    beside the next attempt. It holds a lock on the specification until then."""
     ends_at = time.monotonic() + _START_TIMEOUT_S
     try:
         spec = os.open(directory / "spec.json", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except FileNotFoundError:
+        return
     try:
         while time.monotonic() < ends_at:
             try:
                 fcntl.flock(spec, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
+                return
             except BlockingIOError:
                 time.sleep(0.005)  # the agent does nothing else yet
     finally:
         os.close(spec)
     log.warning("a container that is being started has not come up", directory=str(directory))
-    return False
 
 
 def _resolve(ready: "asyncio.Future[None]") -> None:

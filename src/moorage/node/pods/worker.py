@@ -134,7 +134,7 @@ class PodWorker:
         foreign = foreign_images(pod)
         if foreign:
             waiting = {name: ("ErrImagePull", text) for name, text in foreign.items()}
-            self._tell(pod, Decision(phase="Running" if self.containers else "Pending", waiting=waiting))
+            self._tell(pod, Decision(phase="Running" if self._attempts() else "Pending", waiting=waiting))
             return None
         tools = self._tools
         tools.volumes.want(pod)
@@ -278,7 +278,7 @@ class PodWorker:
 
     def _was_ended(self, pod: Pod) -> bool:
         """All was said and removed before, by this agent or an earlier one, and only a finalizer keeps the object."""
-        return pod.is_deleting and not self.containers and pod.status.phase in ("Succeeded", "Failed")
+        return pod.is_deleting and not any(self.containers.values()) and pod.status.phase in ("Succeeded", "Failed")
 
     def _stop(self, running: list[Container], pod: Pod | None, now: float) -> float:
         """Ask each container to end when it is its turn, and kill it when its time is over."""
