@@ -1,15 +1,18 @@
 """Stage, publish and their undoing, one call at a time: real mounts, a scripted driver, no API server."""
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from moorage.host import loop, mountinfo, mounts
+from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.layout import Layout, PodUid, csi_volume_name
 from moorage.node.plugins.registry import Driver, Registry
 from moorage.node.testing import GARBAGE, LIE, ScriptedDriver
-from moorage.node.volumes import metadata, wire
+from moorage.node.volumes import metadata, ownership, wire
 from moorage.node.volumes.block import BlockMounter
 from moorage.node.volumes.csi import FilesystemMounter
 from moorage.node.volumes.execute import Executor
@@ -40,19 +43,20 @@ class NothingToFetch:
     """An API server that has nothing to say."""
 
     def __init__(self):
-        self.forgotten = []
+        self.forgotten, self.confirmed = [], []
+        self.spec = None
 
     def driver_spec(self, name):
-        return None
+        return self.spec
 
     def forget_pod(self, uid):
         self.forgotten.append(uid)
 
     async def confirm_attached(self, use):
-        return None
+        self.confirmed.append("attached")
 
     async def confirm_claim(self, source):
-        return None
+        self.confirmed.append("claim")
 
     async def for_stage(self, use, source):
         return wire.Extras()
@@ -290,3 +294,262 @@ async def test_a_step_that_fails_as_nobody_expected_is_a_failure_like_any_other(
         outcome = await bench.unmount()
     assert outcome.failure is Failure.UNCERTAIN
     await all_goes(bench, ONE)
+
+
+# Which steps are made at all.
+
+
+@pytest.mark.parametrize("stages", [True, False])
+async def test_attachment_and_claim_are_confirmed_before_the_driver_is_asked(either, stages):
+    either.driver.capabilities = ("STAGE_UNSTAGE_VOLUME",) if stages else ()
+    await either.mount(ONE)
+    assert sorted(set(either.fetch.confirmed)) == ["attached", "claim"]
+    either.fetch.confirmed.clear()
+    await either.mount(ONE)  # published again: nothing new is shown to anybody
+    assert "claim" not in either.fetch.confirmed
+    either.restart()
+    either.fetch.confirmed.clear()
+    await either.mount(ONE)  # it was shown before the restart
+    assert "claim" not in either.fetch.confirmed
+    await all_goes(either, ONE)
+
+
+async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(either):
+    either.driver.capabilities = ()
+    await either.mount(ONE)
+    (request,) = either.driver.named("NodePublishVolume")
+    expected = str(either.layout.block_staging("pv")) if either.source.is_block else ""
+    assert request.staging_target_path == expected
+    assert not either.layout.staging("scripted.dev", "vol").exists()
+    await all_goes(either, ONE)
+    assert {name for name, _ in either.driver.calls} == {
+        "NodeGetCapabilities", "NodePublishVolume", "NodeUnpublishVolume"
+    }  # fmt: skip
+
+
+async def test_a_driver_that_stopped_staging_is_not_asked_to_unstage(bench):
+    await bench.mount(ONE)
+    await bench.unmount(ONE)
+    mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))
+    bench.driver.capabilities = ()
+    bench.registry.get("scripted.dev")._forget_capabilities()
+    await all_goes(bench)
+    assert bench.driver.named("NodeUnstageVolume") == []
+
+
+async def test_an_inline_volume_is_never_staged(bench):
+    bench.fetch.spec = CsiDriverSpec(volume_lifecycle_modes=["Ephemeral"])
+    source = CsiSource("scripted.dev", "csi-1", "v", is_ephemeral=True)
+    outcome = await bench.mount(ONE, source=source)
+    assert outcome.failure is None
+    assert bench.driver.named("NodePublishVolume")[0].staging_target_path == ""
+    bench.restart()
+    (volume,) = bench.world.actual.values()
+    assert (volume.name, volume.device, volume.source.is_ephemeral) == (
+        f"kubernetes.io/csi/{ONE}-v",
+        State.ABSENT,
+        True,
+    )
+    assert (await bench.executor.execute(Unmount(volume.name, ONE), volume)).failure is None
+    assert bench.driver.named("NodeStageVolume") == []
+    assert bench.driver.named("NodeUnpublishVolume")[0].volume_id == "csi-1"
+
+
+async def test_a_driver_that_does_not_serve_this_kind_of_volume_is_not_asked(bench):
+    bench.fetch.spec = CsiDriverSpec(volume_lifecycle_modes=["Ephemeral"])
+    outcome = await bench.mount()
+    assert (outcome.failure, bench.driver.calls) == (Failure.TRANSIENT, [])
+    assert "not Persistent" in outcome.message
+
+
+async def test_the_staging_directory_is_ours_and_the_target_is_the_drivers(bench):
+    seen = {}
+    stage, publish = bench.driver._NodeStageVolume, bench.driver._NodePublishVolume
+
+    async def look(request):
+        place = Path(request.staging_target_path)
+        seen["staging"] = (stat.S_IMODE(place.stat().st_mode), metadata.read(place.parent))
+        return await stage(request)
+
+    async def look_again(request):
+        place = Path(request.target_path)
+        seen["target"] = (place.exists(), metadata.read(place.parent))
+        return await publish(request)
+
+    methods = {
+        "_NodeStageVolume": lambda _, request: look(request),
+        "_NodePublishVolume": lambda _, request: look_again(request),
+    }
+    with patched(ScriptedDriver, **methods):
+        await bench.driver.stop()
+        await bench.driver.start()
+        await bench.mount()
+    assert seen["staging"] == (0o750, {"driverName": "scripted.dev", "volumeHandle": "vol"})
+    exists, data = seen["target"]
+    assert not exists
+    assert data["specVolID"] == "pv"
+    await all_goes(bench, ONE)
+
+
+@contextlib.contextmanager
+def patched(kind, **methods):
+    before = {name: getattr(kind, name) for name in methods}
+    for name, method in methods.items():
+        setattr(kind, name, method)
+    yield
+    for name, method in before.items():
+        setattr(kind, name, method)
+
+
+# What a failure may take with it.
+
+
+@pytest.mark.parametrize("code", [*FINAL, *UNCERTAIN])
+async def test_a_failed_republish_takes_nothing_away(either, code):
+    await either.mount()
+    before, files = either.mounted(), either.files()
+    either.driver.misbehave("NodePublishVolume", code)
+    assert (await either.mount()).failure is not None
+    assert either.volume.state_of(ONE) is State.MOUNTED
+    assert (either.mounted(), either.files()) == (before, files)
+    await all_goes(either, ONE)
+
+
+async def test_a_refused_publish_after_a_restart_takes_no_data_away(bench):
+    await bench.mount()
+    bench.restart()
+    mounts.unmount(bench.layout.publish_target(ONE, "pv"))
+    bench.driver.misbehave("NodePublishVolume", "INTERNAL")
+    assert (await bench.mount()).failure is Failure.FINAL
+    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    assert metadata.read(bench.layout.csi_volume(ONE, "pv")) is not None
+    await all_goes(bench, ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
+async def test_files_that_cannot_be_given_to_the_group_leave_the_mount_uncertain(bench, monkeypatch):
+    bench.fetch.spec = CsiDriverSpec(fs_group_policy="File")
+
+    def refuse(*_args, **_more):
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership, "apply_group", refuse)
+        outcome = await bench.mount(fs_group=4321)
+    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "pod")
+    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    await all_goes(bench, ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
+@pytest.mark.parametrize("on_mismatch", [False, True])
+async def test_files_are_looked_at_again_only_if_the_pod_wants_that(bench, on_mismatch):
+    bench.fetch.spec = CsiDriverSpec(fs_group_policy="File")
+    data = bench.driver.data / "vol"
+    data.mkdir()
+    wanted = {"fs_group": 4321, "fs_group_on_root_mismatch": on_mismatch}
+    await bench.mount(ONE, **wanted)
+    assert data.stat().st_gid == 4321
+    (data / "stray").touch()
+    os.chown(data / "stray", 0, 0)
+    await bench.mount(TWO, **wanted)
+    assert (data / "stray").stat().st_gid == (0 if on_mismatch else 4321)
+    await all_goes(bench, ONE, TWO)
+
+
+async def test_sub_path_mounts_of_a_kubelet_go_before_the_volume(bench):
+    await bench.mount()
+    data = bench.driver.data / "vol"
+    (data / "sub").mkdir()
+    (data / "file").write_text("kept")
+    places = bench.layout.subpaths_of(ONE) / "pv" / "main"
+    (places / "0").mkdir(parents=True)
+    (places / "1").touch()
+    mounts.bind(data / "sub", places / "0")
+    mounts.bind(data / "file", places / "1")
+    await all_goes(bench, ONE)
+    assert not places.parent.exists()
+    assert (data / "file").read_text() == "kept"
+    assert (data / "sub").is_dir()
+
+
+# Block volumes.
+
+
+async def test_a_block_volume_is_unmapped_before_its_driver_takes_it_away(block):
+    await block.mount()
+    device, link = block.layout.block_map("pv", ONE), block.layout.block_link(ONE, "pv")
+    assert os.stat(link).st_rdev == os.stat(device).st_rdev
+    seen = []
+    unpublish = ScriptedDriver._NodeUnpublishVolume
+
+    async def look(self, request):
+        seen.append((device.exists(), link.is_symlink()))
+        return await unpublish(self, request)
+
+    with patched(ScriptedDriver, _NodeUnpublishVolume=look):
+        await block.driver.stop()
+        await block.driver.start()
+        await block.unmount()
+    assert seen == [(False, True)]  # the link stays to the end, so that a crash here is found again
+    assert not link.is_symlink()
+    await all_goes(block)
+
+
+async def test_a_block_volume_that_came_back_as_another_device_is_mapped_anew(block):
+    await block.mount()
+    backing = block.driver.data / "other"
+    backing.write_bytes(b"\0" * (1 << 20))
+    other = loop.attach(backing, direct_io=False)
+    try:
+        target = block.layout.block_publish("pv", ONE)
+        mounts.unmount(target)
+        mounts.bind(other.path, target)
+        await block.mount()
+        assert os.stat(block.layout.block_link(ONE, "pv")).st_rdev == os.stat(other.path).st_rdev
+        await all_goes(block, ONE)
+    finally:
+        loop.detach(other.path)
+
+
+async def test_a_block_volume_is_not_unstaged_while_a_device_file_is_left(block):
+    await block.mount()
+    outcome = await block.unstage()  # as if the pod's record had been lost
+    assert outcome.failure is Failure.TRANSIENT
+    assert ONE in outcome.message
+    assert block.driver.named("NodeUnstageVolume") == []
+    await all_goes(block, ONE)
+
+
+async def test_a_block_volume_whose_staging_path_is_gone_is_unstaged_without_asking(block):
+    await block.mount()
+    await block.unmount()
+    block.layout.block_staging("pv").rmdir()
+    await all_goes(block)
+    assert block.driver.named("NodeUnstageVolume") == []
+
+
+@pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
+async def test_a_block_driver_that_claims_to_have_unmounted_is_not_believed(block, method):
+    await block.mount()
+    staging = block.layout.block_staging("pv")
+    mounts.bind(block.driver.data, staging)  # a driver may mount what it likes there
+    block.driver.misbehave(method, LIE)
+    first = await block.unmount()
+    if method == "NodeUnpublishVolume":
+        assert (first.failure, block.volume.state_of(ONE)) == (Failure.UNCERTAIN, State.UNCERTAIN)
+        await all_goes(block, ONE)
+    else:
+        assert (await block.unstage()).failure is Failure.UNCERTAIN
+        assert metadata.read(block.layout.block_data("pv")) is not None
+        await all_goes(block)
+
+
+async def test_a_refused_stage_leaves_what_another_pods_unpublishing_needs(block):
+    await block.mount(ONE)
+    block.volume.device = State.UNCERTAIN
+    block.driver.misbehave("NodeStageVolume", "INTERNAL")
+    assert (await block.mount(TWO)).failure is Failure.FINAL
+    assert metadata.read(block.layout.block_data("pv")) is not None
+    block.restart()
+    await all_goes(block, ONE)
