@@ -15,7 +15,7 @@ from moorage.kube.errors import Unavailable
 from moorage.kube.objects.core import Node
 from moorage.kube.objects.storage import CSINode
 from moorage.node.plugins.manager import PluginManager
-from moorage.node.plugins.publish import NodeDrivers
+from moorage.node.plugins.publish import NodeDrivers, NodeInfo
 from moorage.node.plugins.registry import Registry
 from moorage.node.testing import HANG, ScriptedDriver
 
@@ -38,7 +38,7 @@ async def until(condition, what="condition", timeout_s=60.0):
 class SlowToForget(NodeDrivers):
     """An API server that fails, or takes its time, when a driver's entry is to be removed."""
 
-    failures = 0
+    failures = withdrawn = 0
     gate = None
 
     async def withdraw(self, driver):
@@ -48,6 +48,7 @@ class SlowToForget(NodeDrivers):
             self.failures -= 1
             raise Unavailable(503, "Unreachable", "scripted")
         await super().withdraw(driver)
+        self.withdrawn += 1
 
 
 class Setting:
@@ -156,6 +157,21 @@ async def test_drivers_share_the_annotation_and_one_that_goes_leaves_the_others_
         assert (await node.entries())["b.dev"].topology_keys == ["t"]
 
 
+async def test_what_others_write_meanwhile_is_not_lost(node, monkeypatch):
+    get, others = node.client.get, ["b.dev", "c.dev", "d.dev"]
+
+    async def overtaken(kind, name, *rest):
+        found = await get(kind, name, *rest)
+        if kind is Node and others:  # somebody writes between our reading and our writing, as often as we try but once
+            ids = {**json.loads(found.annotations.get(NODE_ID, "{}")), others.pop(): "x"}
+            await node.client.patch(Node, "n1", {"metadata": {"annotations": {NODE_ID: json.dumps(ids)}}})
+        return found
+
+    monkeypatch.setattr(node.client, "get", overtaken)
+    await node.published.publish(NodeInfo("a.dev", "node-1", {}))
+    assert await node.ids() == {"a.dev": "node-1", "b.dev": "x", "c.dev": "x", "d.dev": "x"}
+
+
 async def test_an_annotation_of_nonsense_is_replaced(node):
     await node.client.patch(Node, "n1", {"metadata": {"annotations": {NODE_ID: "{nonsense"}}})
     node.start()
@@ -188,7 +204,7 @@ async def test_the_number_of_volumes_fits_the_api(node, limit, count):
         assert (found.count if found else None) == count
 
 
-async def test_an_id_and_topology_that_changed_while_nobody_looked_replace_the_entry(node):
+async def test_an_id_and_topology_that_changed_while_nobody_looked_replace_the_entry(node, monkeypatch):
     node.start()
     async with node.driver(topology={"old": "1"}) as driver:
         await node.registered(driver)
@@ -197,11 +213,19 @@ async def test_an_id_and_topology_that_changed_while_nobody_looked_replace_the_e
     stale = [{"name": "a.dev", "nodeID": "old", "topologyKeys": ["old"]}, {"name": "b.dev", "nodeID": "b"}]
     await node.client.patch(CSINode, "n1", {"spec": {"drivers": stale}})
     node.start()
-    async with node.driver(node_id="new", topology={"new": "2"}) as driver:
+    written, write = [], node.published._write
+
+    async def recorded(current, drivers):
+        written.append([one.name for one in drivers])
+        return await write(current, drivers)
+
+    monkeypatch.setattr(node.published, "_write", recorded)
+    async with node.driver(node_id="new", topology={"new": "2", "even": "3"}) as driver:
         await node.registered(driver)
         found = await node.entries()
-        assert (found["a.dev"].node_id, found["a.dev"].topology_keys) == ("new", ["new"])
+        assert (found["a.dev"].node_id, found["a.dev"].topology_keys) == ("new", ["even", "new"])
         assert found["b.dev"].node_id == "b"
+        assert written == [["b.dev"], ["b.dev", "a.dev"]]  # an entry must not be changed, only removed and made anew
         labels = (await node.client.get(Node, "n1")).labels
         assert (labels["old"], labels["new"]) == ("1", "2")  # labels are never taken away
 
@@ -324,6 +348,25 @@ async def test_other_events_do_not_cut_a_withdrawal_short(node):
         await node.registered(another)
         node.published.gate.set()
         await node.without("a.dev")
+
+
+async def test_a_socket_made_anew_waits_until_the_old_one_is_withdrawn(node):
+    node.start()
+    node.published.gate = asyncio.Event()
+    driver = node.driver()
+    await driver.start()
+    await node.registered(driver)
+    await driver.stop(leave_sockets=True)
+    await driver.start()
+    await until(lambda: node.registry.find("a.dev") is None)
+    async with node.driver("b.dev") as another:  # meanwhile the new socket has been seen
+        await node.registered(another)
+        assert len(driver.named("GetInfo")) == 1
+        node.published.gate.set()
+        await node.registered(driver, times=2)
+        assert node.published.withdrawn == 1
+        assert set(await node.entries()) == {"a.dev", "b.dev"}
+    await driver.stop()
 
 
 async def test_a_socket_that_goes_while_its_driver_hangs_leaves_nothing(node):
