@@ -89,6 +89,16 @@ def cluster():
 
 
 @pytest.fixture
-def agent():
-    """Start an agent below `base`; it is ready when this returns."""
-    return start_agent
+async def agent():
+    """Start an agent below `base`; it is ready when this returns. One that a failed test leaves is ended."""
+    started = []
+
+    async def start(*arguments):
+        started.append(await start_agent(*arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
