@@ -1,6 +1,7 @@
 """Stories of pods from beginning to end: what their status and their events say on the way."""
 
 import asyncio
+import json
 import os
 import signal
 
@@ -406,3 +407,55 @@ async def test_the_shadow_of_a_static_pod_is_not_run_and_can_be_deleted(lab):
     assert shadow.uid not in agent.pods.workers
     assert (await lab.client.get(Pod, "shadow", "default")).status.phase == "Pending"
     await over(lab, "shadow", "p1")
+
+
+async def whole_status(lab, name="p1"):
+    return json.loads(await lab.client.request("GET", f"/api/v1/namespaces/default/pods/{name}"))["status"]
+
+
+async def written_by(lab, agent, pod):
+    def written():
+        entry = agent.statuses._entries.get(pod.uid)
+        return entry is not None and entry.written is not None
+
+    await lab.until(written, what="status written")
+
+
+async def test_a_restarted_agent_says_of_a_running_pod_what_the_one_before_said(lab):
+    agent = await lab.start_agent()
+    init = [container("first", "exit 0")]
+    pod = await lab.pod(claim="", initContainers=init)
+    await lab.phase("p1", "Running")
+    before = await whole_status(lab)
+    await lab.crash_agent()
+    agent = await lab.start_agent()
+    await written_by(lab, agent, pod)
+    assert await whole_status(lab) == before
+    assert before["conditions"]
+    assert before["startTime"]
+    await over(lab)
+
+
+@pytest.mark.parametrize(("policy", "phase"), [("Never", "Failed"), ("Always", "Running")])
+async def test_a_container_that_ended_while_no_agent_was_there_is_told_with_its_exit(lab, policy, phase):
+    await lab.start_agent()
+    command = "while [ ! -e /h/go ]; do sleep 0.05; done; rm /h/go; exit 6"
+    volumes = [{"name": "h", "hostPath": {"path": str(lab.base)}}]
+    pod = await lab.pod(
+        claim="", command=command, mounts=[{"name": "h", "mountPath": "/h"}], volumes=volumes, restartPolicy=policy
+    )
+    await lab.phase("p1", "Running")
+    state = lab.root / "pods" / pod.uid / "containers" / "main" / "0" / "state.json"
+    await lab.crash_agent()
+    (lab.base / "go").touch()
+    await lab.until(lambda: "exit_code" in state.read_text(), what="the end")
+    await lab.start_agent()
+
+    async def told():
+        kind, _, one = await shown(lab)
+        body = one.state[kind] if policy == "Never" else one.last_state.get("terminated", {})
+        return body.get("exitCode") == 6 and one
+
+    one = await lab.until(told, what="the exit code")
+    assert ((await status(lab)).phase, one.restart_count) == (phase, 1 if policy == "Always" else 0)
+    await over(lab)
