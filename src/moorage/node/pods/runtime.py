@@ -71,6 +71,7 @@ class Runtime:
         self._starting = asyncio.Lock()
         self._sending = asyncio.Lock()
         self._followed: dict[int, Container] = {}
+        self._found_until = 0.0  # until when all that was being started before is waited for
 
     async def open(self) -> None:
         """Start the zygote now, so that the first pod does not wait for it."""
@@ -103,7 +104,8 @@ class Runtime:
         it was never started: the agent went after it had written down what to start."""
         recorded = container.directory / "state.json"
         if not recorded.exists():
-            _wait_for_start(container.directory)
+            self._found_until = self._found_until or time.monotonic() + _START_TIMEOUT_S
+            _wait_for_start(container.directory, self._found_until)
         if not recorded.exists():
             return False
         container.state = read_state(container.directory)
@@ -291,20 +293,21 @@ def write_state(directory: Path, state: Mapping[str, Any]) -> None:
     os.replace(temporary, directory / "state.json")
 
 
-def _wait_for_start(directory: Path) -> None:
+def _wait_for_start(directory: Path, ends_at: float) -> None:
     """For a shim that was forked for an agent that is gone and has not written its state yet: what it starts would run
     beside the next attempt. It holds a lock on the specification until then."""
-    ends_at = time.monotonic() + _START_TIMEOUT_S
     try:
         spec = os.open(directory / "spec.json", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        while time.monotonic() < ends_at:
+        while True:
             try:
                 fcntl.flock(spec, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
+                if time.monotonic() >= ends_at:
+                    break
                 time.sleep(0.005)  # the agent does nothing else yet
     finally:
         os.close(spec)
