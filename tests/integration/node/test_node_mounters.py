@@ -1,6 +1,5 @@
 """Stage, publish and their undoing, one call at a time: real mounts, a scripted driver, no API server."""
 
-import contextlib
 import os
 import stat
 from pathlib import Path
@@ -362,43 +361,34 @@ async def test_a_driver_that_does_not_serve_this_kind_of_volume_is_not_asked(ben
     assert "not Persistent" in outcome.message
 
 
+class Watched(list):
+    """A driver's calls; each is looked at before it does its work."""
+
+    def __init__(self, look):
+        super().__init__()
+        self._look = look
+
+    def append(self, call):
+        self._look(*call)
+        super().append(call)
+
+
 async def test_the_staging_directory_is_ours_and_the_target_is_the_drivers(bench):
     seen = {}
-    stage, publish = bench.driver._NodeStageVolume, bench.driver._NodePublishVolume
 
-    async def look(request):
-        place = Path(request.staging_target_path)
-        seen["staging"] = (stat.S_IMODE(place.stat().st_mode), metadata.read(place.parent))
-        return await stage(request)
+    def look(method, request):
+        if method == "NodeStageVolume":
+            place = Path(request.staging_target_path)
+            seen["staging"] = (stat.S_IMODE(place.stat().st_mode), metadata.read(place.parent))
+        elif method == "NodePublishVolume":
+            place = Path(request.target_path)
+            seen["target"] = (place.exists(), metadata.read(place.parent)["specVolID"])
 
-    async def look_again(request):
-        place = Path(request.target_path)
-        seen["target"] = (place.exists(), metadata.read(place.parent))
-        return await publish(request)
-
-    methods = {
-        "_NodeStageVolume": lambda _, request: look(request),
-        "_NodePublishVolume": lambda _, request: look_again(request),
-    }
-    with patched(ScriptedDriver, **methods):
-        await bench.driver.stop()
-        await bench.driver.start()
-        await bench.mount()
+    bench.driver.calls = Watched(look)
+    await bench.mount()
     assert seen["staging"] == (0o750, {"driverName": "scripted.dev", "volumeHandle": "vol"})
-    exists, data = seen["target"]
-    assert not exists
-    assert data["specVolID"] == "pv"
+    assert seen["target"] == (False, "pv")
     await all_goes(bench, ONE)
-
-
-@contextlib.contextmanager
-def patched(kind, **methods):
-    before = {name: getattr(kind, name) for name in methods}
-    for name, method in methods.items():
-        setattr(kind, name, method)
-    yield
-    for name, method in before.items():
-        setattr(kind, name, method)
 
 
 # What a failure may take with it.
@@ -481,16 +471,13 @@ async def test_a_block_volume_is_unmapped_before_its_driver_takes_it_away(block)
     device, link = block.layout.block_map("pv", ONE), block.layout.block_link(ONE, "pv")
     assert os.stat(link).st_rdev == os.stat(device).st_rdev
     seen = []
-    unpublish = ScriptedDriver._NodeUnpublishVolume
 
-    async def look(self, request):
-        seen.append((device.exists(), link.is_symlink()))
-        return await unpublish(self, request)
+    def look(method, request):
+        if method == "NodeUnpublishVolume":
+            seen.append((device.exists(), link.is_symlink()))
 
-    with patched(ScriptedDriver, _NodeUnpublishVolume=look):
-        await block.driver.stop()
-        await block.driver.start()
-        await block.unmount()
+    block.driver.calls = Watched(look)
+    await block.unmount()
     assert seen == [(False, True)]  # the link stays to the end, so that a crash here is found again
     assert not link.is_symlink()
     await all_goes(block)
