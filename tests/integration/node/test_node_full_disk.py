@@ -2,13 +2,16 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from moorage.node.pods import shim
+from moorage.kube.objects.core import Pod
+from moorage.node.pods import shim, worker
 from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
 from moorage.node.serve.logs import LogOptions, stream
 
@@ -100,3 +103,42 @@ async def test_a_container_that_cannot_be_recorded_is_not_left_running(tmp_path)
                 yield path.read_bytes().split(b"\0")
 
     assert [b"sleep", seconds.encode(), b""] not in list(commands())
+
+
+async def test_a_pod_that_may_not_restart_outlasts_a_disk_without_room(lab, monkeypatch):
+    monkeypatch.setattr(worker, "_CONFIG_RETRY_S", 0.05)
+    lab.root.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "small", lab.root], check=True)
+    try:
+        await lab.start_agent()
+        fill(lab.root)
+        await lab.pod(claim="", restartPolicy="Never")
+
+        async def held():
+            found = (await lab.client.get(Pod, "p1", "default")).status
+            reasons = [one.state.get("waiting", {}).get("reason") for one in found.container_statuses]
+            return found if reasons == ["CreateContainerError"] else None
+
+        found = await lab.until(held, what="CreateContainerError")
+        assert (found.phase, found.container_statuses[0].restart_count) == ("Pending", 0)
+        assert "No space left" in found.container_statuses[0].state["waiting"]["message"]
+        (lab.root / "filler").unlink()
+        found = await lab.phase("p1", "Running")
+        assert found.status.container_statuses[0].restart_count == 0
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()
+    finally:
+        subprocess.run(["umount", "-l", lab.root], check=True)
+
+
+async def test_a_container_is_started_although_the_zygote_was_killed(lab, monkeypatch):
+    monkeypatch.setattr(worker, "_CONFIG_RETRY_S", 0.05)
+    agent = await lab.start_agent()
+    os.kill(agent.runtime._process.pid, signal.SIGKILL)
+    await lab.pod(claim="", restartPolicy="Never")
+    found = await lab.phase("p1", "Running")
+    assert found.status.container_statuses[0].restart_count == 0
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()

@@ -32,6 +32,10 @@ class ContainerFailed(MoorageError):
     """A container could not be started, and why."""
 
 
+class NotCreated(ContainerFailed):
+    """There was not even anything to start: no attempt, and tried again whatever the pod says of restarts."""
+
+
 @dataclass(slots=True)
 class Container:
     """One attempt at running a container."""
@@ -96,7 +100,8 @@ class Runtime:
             reply.close()
         container.state = dict(answer.get("state") or read_state(container.directory))
         if "error" in answer or not answer:
-            raise ContainerFailed(str(answer.get("error") or "the process that starts containers went away"))
+            failure = ContainerFailed if container.state else NotCreated
+            raise failure(str(answer.get("error") or "the process that starts containers went away"))
         self._follow(container)
 
     def find(self, container: Container) -> bool:
@@ -211,9 +216,7 @@ class Runtime:
                     break
                 except OSError as error:
                     if attempt == 2:
-                        raise ContainerFailed(
-                            f"the process that starts containers cannot be reached: {error}"
-                        ) from error
+                        raise NotCreated(f"the process that starts containers cannot be reached: {error}") from error
                     await self._end_zygote()
         except BaseException:
             os.close(read)

@@ -35,7 +35,7 @@ from moorage.node.pods.lifecycle import (
     unsupported,
 )
 from moorage.node.pods.report import status_of
-from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
+from moorage.node.pods.runtime import Container, ContainerFailed, NotCreated, Runtime
 from moorage.node.pods.spec import BadContainer, SpecMaker
 from moorage.node.pods.status import StatusWriter
 from moorage.node.volumes.run import VolumeManager
@@ -212,11 +212,8 @@ class PodWorker:
         try:
             document = await tools.specs.make(pod, spec, tools.cgroups.of(pod.uid, name))
         except (BadContainer, ApiError, OSError) as error:
-            reason = error.reason if isinstance(error, BadContainer) else "CreateContainerError"
-            self._config_errors[name] = (reason, str(error))
-            tools.recorder.warning(_part(pod, name), "Failed", f"Error: {error}")
+            self._not_created(pod, name, error)
             return
-        self._config_errors.pop(name, None)
         directory = tools.layout.containers_of(pod.uid) / name / str(number)
         log_file = tools.layout.logs / f"{pod.namespace}_{pod.name}_{pod.uid}" / name / f"{number}.log"
         container = Container(pod.uid, name, number, directory, log_file)
@@ -226,8 +223,13 @@ class PodWorker:
             owner["oom_kills"] = tools.cgroups.oom_kills(pod.uid, name)
         try:
             await tools.runtime.start(container, {**document, **owner})
+            self._config_errors.pop(name, None)
             tools.recorder.normal(_part(pod, name), "Started", f"Started container {name}")
-        except (ContainerFailed, OSError) as error:  # OSError: the root directory is full or read-only
+        except (NotCreated, OSError) as error:  # OSError: the root directory is full or read-only
+            attempts.remove(container)
+            self._not_created(pod, name, error)
+        except ContainerFailed as error:
+            self._config_errors.pop(name, None)
             now = tools.clock()
             container.state = {
                 "exit_code": 128,
@@ -241,6 +243,12 @@ class PodWorker:
             tools.recorder.warning(_part(pod, name), "Failed", text)
         while len(attempts) > 2:
             housekeeping.remove_attempt(attempts.pop(0))
+
+    def _not_created(self, pod: Pod, name: str, error: Exception) -> None:
+        """Tried again later, and no attempt: what is in the way is not the container's fault."""
+        reason = error.reason if isinstance(error, BadContainer) else "CreateContainerError"
+        self._config_errors[name] = (reason, str(error))
+        self._tools.recorder.warning(_part(pod, name), "Failed", f"Error: {error}")
 
     # Backward.
 
