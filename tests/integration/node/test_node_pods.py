@@ -163,8 +163,17 @@ async def test_sub_paths_stay_inside_their_volume(lab):
     )
     assert text.split() == ["/data/a/b:", "x", "/data/in:", "y"]
     bad = [{"name": "data", "mountPath": "/sub", "subPath": "escape/ssh"}]
-    found, _ = await run_to_end(lab, "ls /sub", "Failed", volumes=volumes, mounts=bad, initContainers=init)
-    assert "subPath" in found.status.container_statuses[0].state["terminated"]["message"]
+    await lab.pod(claim="", command="ls /sub", restartPolicy="Never", volumes=volumes, mounts=bad, initContainers=init)
+
+    async def refused():
+        (status,) = (await lab.client.get(Pod, "p1", "default")).status.container_statuses or [None]
+        return status and status.state.get("waiting", {}).get("reason") == "CreateContainerError" and status
+
+    status = await lab.until(refused, what="CreateContainerError")
+    assert "it leads out of the volume" in status.state["waiting"]["message"]
+    assert (await lab.client.get(Pod, "p1", "default")).status.phase == "Pending"  # the volume may yet become right
+    await lab.delete("p1")
+    await lab.gone("p1")
     await lab.stop_agent()
 
 

@@ -35,6 +35,9 @@ def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
     for fd in (out_write, err_write, fail_write):
         os.close(fd)
     _become_quiet()
+    if failed:  # nothing was created, so there is no state of it either
+        os.write(reply, json.dumps({"error": failed}).encode())
+        return 0
     state: dict[str, Any] = {
         "shim": os.getpid(),
         "shim_start": start_ticks(os.getpid()),
@@ -43,16 +46,14 @@ def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
     }
     try:
         _write(spec["state"], state)
-    except OSError:
-        if pid:  # without a record nobody would ever end it
-            os.kill(pid, _SIGKILL)
-            os.waitpid(pid, 0)
+    except OSError:  # without a record nobody would ever end it
+        os.kill(pid, _SIGKILL)
+        os.waitpid(pid, 0)
         raise
     os.close(lock)
-    failed = failed or _all_of(fail_read)
+    failed = _all_of(fail_read)
     if failed:
-        if pid:
-            os.waitpid(pid, 0)
+        os.waitpid(pid, 0)
         state |= {"exit_code": 128, "finished": time.time(), "reason": "StartError", "message": failed}
         _write(spec["state"], state)
         os.write(reply, json.dumps({"error": failed, "state": state}).encode())
