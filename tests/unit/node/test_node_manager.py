@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.node.layout import Layout, PodUid
 from moorage.node.volumes.run import VolumeManager
-from moorage.node.volumes.world import Failure, Mount, Outcome, Unmount
+from moorage.node.volumes.world import ActualPod, ActualVolume, CsiSource, Failure, Mount, Outcome, State, Unmount
 
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
 
@@ -30,12 +30,14 @@ class Cluster:
     """One claim and the volume it is bound to; both can be replaced."""
 
     def __init__(self):
-        self.attach_required, self.modes = False, ["ReadWriteOnce"]
+        self.attach_required, self.modes, self.capacity = False, ["ReadWriteOnce"], "1Gi"
+        self.labels, self.affinity = {}, None
         self.bind("pv-1")
 
     def bind(self, volume, uid="uid-c", phase="Bound"):
         meta = {"name": "c", "namespace": "ns", "uid": uid}
-        document = {"metadata": meta, "spec": {"volumeName": volume}, "status": {"phase": phase}}
+        status = {"phase": phase, "capacity": {"storage": "1Gi"}}
+        document = {"metadata": meta, "spec": {"volumeName": volume}, "status": status}
         self.claim_object = made(PersistentVolumeClaim, document)
 
     def claim(self, key):
@@ -44,6 +46,8 @@ class Cluster:
     def volume(self, name):
         spec = {
             "accessModes": self.modes,
+            "capacity": {"storage": self.capacity},
+            "nodeAffinity": self.affinity,
             "claimRef": {"namespace": "ns", "name": "c", "uid": self.claim_object.uid},
             "csi": {"driver": "d", "volumeHandle": f"handle-of-{name}"},
         }
@@ -53,7 +57,7 @@ class Cluster:
         return CsiDriverSpec(attach_required=self.attach_required)
 
     def node(self):
-        return made(Node, {"metadata": {"name": "n"}})
+        return made(Node, {"metadata": {"name": "n", "labels": self.labels}})
 
     def has_se_linux(self):
         return False
@@ -65,10 +69,16 @@ class Noting:
     def __init__(self):
         self.done = []
         self.refusing = set()
+        self.missing = False  # the driver is
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
 
     async def execute(self, action, volume):
         await asyncio.sleep(0)
         self.done.append(action)
+        await self.may_go_on.wait()
+        if self.missing:
+            return Outcome(Failure.TRANSIENT, "device", "no driver")
         if isinstance(action, Mount):
             if action.use.source.spec_name in self.refusing:
                 return Outcome(Failure.UNCERTAIN, "pod", "no", staged=True)
@@ -85,7 +95,7 @@ class Noting:
 class Node1:
     def __init__(self, root):
         self.cluster, self.executor = Cluster(), Noting()
-        self.manager = VolumeManager(Layout(root), self.cluster, self.executor)
+        self.manager = VolumeManager(Layout(root), self.cluster, self.executor, clock=lambda: 1.0)  # it stands still
         self.manager.world.is_ready = True
         self.moved = []
         self.manager.on_moved = self.moved.append
@@ -197,3 +207,134 @@ async def test_only_what_is_attached_is_in_use_and_until_its_device_is_gone(node
     await node.rest()
     assert seen == [("unmount", listed), ("unmount device", listed)]
     assert world.in_use() == frozenset()
+
+
+NAME = "kubernetes.io/csi/d^handle-of-pv-1"
+
+
+def left_by_an_earlier_run(node):
+    """ONE has its volume; nobody has said yet whether it still wants it."""
+    source = CsiSource("d", "handle-of-pv-1", "pv-1")
+    volume = ActualVolume(NAME, source, device=State.UNCERTAIN, device_is_reconstructed=True)
+    volume.pods[ONE] = ActualPod(State.UNCERTAIN, is_reconstructed=True, source=source)
+    node.manager.world.actual[NAME] = volume
+    node.manager.world.is_ready = False
+    node.manager._touched[ONE] = {NAME}
+
+
+async def test_what_nobody_wants_goes_once_all_is_known_and_not_before(node):
+    left_by_an_earlier_run(node)
+    node.manager.look_at(NAME)
+    await node.rest()
+    assert node.executor.done == []
+    node.manager.begin()
+    await node.rest()
+    assert [action.kind for action in node.executor.done] == ["unmount", "unmount device"]
+    assert node.manager.world.actual == {}
+
+
+async def test_what_running_processes_have_stays_until_they_are_released(node):
+    left_by_an_earlier_run(node)
+    node.manager.hold(ONE)
+    node.manager.begin()
+    await node.rest()
+    assert node.executor.done == []
+    assert not node.manager.is_unmounted(ONE)
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.executor.unmounted() == [ONE]
+    assert node.manager.is_unmounted(ONE)
+
+
+async def test_a_pod_whose_claim_cannot_be_read_after_a_restart_keeps_what_it_has(node):
+    left_by_an_earlier_run(node)
+    node.cluster.bind("pv-1", phase="Lost")
+    node.manager.want(pod())
+    node.manager.begin()
+    await node.rest()
+    assert node.executor.done == []
+
+
+async def test_a_pod_is_not_unmounted_while_a_mount_for_it_is_under_way(node):
+    node.executor.may_go_on.clear()
+    node.manager.want(pod())
+    await node.rest()
+    node.manager.release(ONE)
+    assert not node.manager.is_unmounted(ONE)
+    node.executor.may_go_on.set()
+    await node.rest()
+    assert node.executor.unmounted() == [ONE]  # whatever the mount has done is undone
+    assert node.manager.is_unmounted(ONE)
+
+
+async def test_a_driver_that_comes_is_asked_at_once(node):
+    node.executor.missing = True
+    node.manager.want(pod())
+    await node.rest()
+    assert len(node.executor.done) == 1
+    node.manager.look_at(NAME)
+    await node.rest()
+    assert len(node.executor.done) == 1  # it waits for its time
+    node.executor.missing = False
+    node.manager.plugin_changed("other")
+    await node.rest()
+    assert len(node.executor.done) == 1
+    node.manager.plugin_changed("d")
+    await node.rest()
+    assert node.manager.is_mounted(pod())
+
+
+async def test_an_expansion_is_tried_at_once_when_its_claim_says_something_new(node):
+    node.manager.want(pod())
+    await node.rest()
+    node.executor.missing, node.cluster.capacity = True, "2Gi"
+    node.bind("pv-1")
+    await node.rest()
+    assert [action.kind for action in node.executor.done] == ["mount", "expand"]
+    node.bind("pv-1")  # nothing new
+    await node.rest()
+    assert len(node.executor.done) == 2
+    node.cluster.capacity = "3Gi"
+    node.bind("pv-1")
+    await node.rest()
+    assert [action.kind for action in node.executor.done] == ["mount", "expand", "expand"]
+
+
+async def test_the_node_is_told_whenever_volumes_in_use_may_have_changed(node):
+    changed = node.manager.in_use_changed
+    node.manager.want(pod())
+    assert changed.is_set()
+    await node.rest()
+    changed.clear()
+    node.manager.want(pod())
+    assert not changed.is_set()
+    node.manager.release(ONE)
+    changed.clear()
+    await node.rest()
+    assert changed.is_set()  # it has left both states
+    assert node.manager.world.actual == {}
+
+
+async def test_a_volume_of_another_zone_is_mounted_once_the_node_says_that_it_is_there(node):
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+    node.cluster.affinity = {"required": {"nodeSelectorTerms": terms}}
+    node.manager.want(pod())
+    await node.rest()
+    assert "node affinity" in node.manager.unmounted(pod())[0]
+    before = node.cluster.node()
+    node.cluster.labels = {"zone": "a"}
+    node.manager.node_changed(before, node.cluster.node())
+    await node.rest()
+    assert node.manager.is_mounted(pod())
+
+
+async def test_what_a_driver_says_of_itself_later_counts(node):
+    node.cluster.attach_required = True
+    node.manager.want(pod())
+    await node.rest()
+    assert node.executor.done == []
+    node.cluster.attach_required = False
+    spec = {"metadata": {"name": "d"}, "spec": {"attachRequired": False}}
+    node.manager.driver_changed(None, made(CSIDriver, spec))
+    await node.rest()
+    assert node.manager.is_mounted(pod())

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CsiDriverSpec
@@ -156,6 +157,45 @@ def test_what_the_driver_says_about_itself_counts():
     assert use.republish_s == 60.0
 
 
+@pytest.mark.parametrize(
+    ("driver", "is_attachable"),
+    [(None, True), (CsiDriverSpec(), True), (CsiDriverSpec(attach_required=True), True)]
+    + [(CsiDriverSpec(attach_required=False), False)],
+)
+def test_a_volume_is_attached_unless_its_driver_says_that_it_is_not(driver, is_attachable):
+    (use,) = uses_of(pod(CLAIMED), Cluster(claim(), volume(), driver), 60.0).uses
+    assert use.is_attachable is is_attachable
+
+
+@pytest.mark.parametrize(("policy", "found"), [(None, False), ("Always", False), ("OnRootMismatch", True)])
+def test_the_pod_says_when_files_are_looked_at(policy, found):
+    security = {"fsGroup": 5, "fsGroupChangePolicy": policy}
+    inline = {"name": "i", "csi": {"driver": "d", "fsType": "xfs"}}
+    uses = uses_of(pod(CLAIMED, inline, securityContext=security), Cluster(claim(), volume()), 60.0).uses
+    assert [use.fs_group_on_root_mismatch for use in uses] == [found, found]
+    assert [use.source.fs_type for use in uses] == ["ext4", "xfs"]
+
+
+@pytest.mark.parametrize(
+    ("state", "expands"),
+    [("", True), ("NodeResizePending", True), ("NodeResizeInProgress", True), ("ControllerResizeInProgress", False)]
+    + [("ControllerResizeInfeasible", False), ("NodeResizeInfeasible", False)],
+)
+def test_a_node_waits_for_the_controllers_part_of_an_expansion(state, expands):
+    held = claim()
+    status = replace(held.status, allocated_resource_statuses={"storage": state} if state else {})
+    (use,) = uses_of(pod(CLAIMED), Cluster(replace(held, status=status), volume()), 60.0).uses
+    assert use.claim_expands is expands
+
+
+def test_init_containers_have_volumes_too_and_a_claim_reference_may_be_missing():
+    init = {"name": "i", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    needs = uses_of(pod(CLAIMED, mounts=[], initContainers=[init]), Cluster(claim(), volume()), 60.0)
+    assert [use.outer_names for use in needs.uses] == [("v",)]
+    unbound = uses_of(pod(CLAIMED), Cluster(claim(), volume(claimRef=None)), 60.0)
+    assert "is not bound to PVC" in unbound.errors["v"]
+
+
 def test_a_generic_ephemeral_claim_must_belong_to_the_pod():
     generic = {"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}
 
@@ -165,6 +205,9 @@ def test_a_generic_ephemeral_claim_must_belong_to_the_pod():
 
     stranger = uses_of(pod(generic), Named(claim(), volume()), 60.0)
     assert "pod is not owner" in stranger.errors["v"]
+    for owner in ({"uid": "uid-p"}, {"uid": "another", "controller": True}):  # not its controller; not this pod's
+        almost = claim(ownerReferences=[{"kind": "Pod", "name": "p", "apiVersion": "v1", **owner}])
+        assert "pod is not owner" in uses_of(pod(generic), Named(almost, volume()), 60.0).errors["v"]
     owned = claim(
         ownerReferences=[{"uid": "uid-p", "kind": "Pod", "name": "p", "apiVersion": "v1", "controller": True}]
     )

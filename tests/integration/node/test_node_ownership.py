@@ -1,0 +1,113 @@
+"""Files of a volume and the pod's group: what changes, what does not, when it is left alone, who hears of it."""
+
+import itertools
+import os
+import stat
+
+import pytest
+
+from moorage.node.volumes import ownership
+
+pytestmark = pytest.mark.root
+GID = 4321
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A directory with a file of each kind."""
+    root = tmp_path / "volume"
+    (root / "d").mkdir(parents=True)
+    root.chmod(0o700)
+    (root / "d").chmod(0o700)
+    for name, mode in (("plain", 0o600), ("program", 0o4700), ("read", 0o400)):
+        path = root / "d" / name
+        path.write_text("x")
+        os.chown(path, 7, 7)
+        path.chmod(mode)
+    os.mkfifo(root / "pipe", 0o600)
+    outside = tmp_path / "outside"
+    outside.write_text("x")
+    outside.chmod(0o600)
+    (root / "link").symlink_to(outside)
+    return root
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_everything_goes_to_the_group_and_nothing_else_changes(tree):
+    assert ownership.apply_group(tree, GID) == 7
+    for path in (tree, *tree.rglob("*")):
+        assert path.lstat().st_gid == GID, path
+    assert mode_of(tree) == mode_of(tree / "d") == 0o2770
+    assert mode_of(tree / "d" / "plain") == 0o660
+    assert mode_of(tree / "d" / "program") == 0o4760  # still runs as its owner
+    assert mode_of(tree / "d" / "read") == 0o660
+    assert mode_of(tree / "pipe") == 0o660
+    assert (tree / "d" / "plain").stat().st_uid == 7
+    outside = tree.parent / "outside"
+    assert (mode_of(outside), outside.stat().st_gid) == (0o600, os.getgid())
+
+
+def test_readers_get_no_right_to_write(tree):
+    ownership.apply_group(tree, GID, read_only=True)
+    assert mode_of(tree) == 0o2750
+    assert mode_of(tree / "d" / "read") == 0o440
+    assert ownership.has_group(tree, GID, read_only=True)
+    assert not ownership.has_group(tree, GID)
+
+
+@pytest.mark.parametrize(
+    ("gid", "mode", "is_right"),
+    [
+        (GID, 0o2770, True),
+        (GID, 0o2777, True),
+        (GID + 1, 0o2770, False),
+        (GID, 0o0770, False),
+        (GID, 0o2750, False),
+        (GID, 0o2760, False),
+    ],
+)
+def test_only_the_top_decides_whether_a_walk_is_needed(tree, gid, mode, is_right):
+    os.chown(tree, -1, gid)
+    tree.chmod(mode)
+    looked_at = ownership.apply_group(tree, GID, only_on_root_mismatch=True)
+    assert looked_at == (0 if is_right else 7)
+    assert ((tree / "d").stat().st_gid == GID) is not is_right
+    assert ownership.apply_group(tree, GID) == 7  # without that policy it is always made
+
+
+def test_the_top_is_last_so_that_a_walk_cut_short_is_made_again(tree, monkeypatch):
+    chown = os.chown
+
+    def cut(path, *args, **more):
+        if path == "read":
+            raise OSError(5, "Input/output error")
+        return chown(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership.os, "chown", cut)
+        with pytest.raises(OSError, match="Input/output"):
+            ownership.apply_group(tree, GID, only_on_root_mismatch=True)
+    assert tree.stat().st_gid != GID
+    assert ownership.apply_group(tree, GID, only_on_root_mismatch=True) == 7
+
+
+def test_a_long_walk_is_heard_of_after_half_a_minute_and_then_every_minute(tree, monkeypatch):
+    for number in range(40):
+        (tree / f"f{number:02}").touch()
+    now = [0.0]
+
+    def tick():
+        now[0] += 2.5
+        return now[0]
+
+    monkeypatch.setattr(ownership.time, "monotonic", tick)
+    heard = []
+    ownership.apply_group(tree, GID, progress=lambda count: heard.append((now[0], count)))
+    times = [at for at, _ in heard]
+    assert 30.0 <= times[0] <= 37.5
+    assert all(60.0 <= later - sooner <= 67.5 for sooner, later in itertools.pairwise(times))
+    assert [count for _, count in heard] == sorted({count for _, count in heard})
+    assert len(heard) >= 2
