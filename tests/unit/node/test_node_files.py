@@ -124,6 +124,58 @@ def test_everything_on_disk_is_found_again_as_uncertain(tmp_path):
     assert found.unreadable == [layout.csi_volume("u3", "broken")]
 
 
+def test_a_block_volume_is_found_by_its_link_by_its_published_device_and_by_its_data(tmp_path):
+    layout = Layout(tmp_path)
+    for name in ("linked", "published", "staged"):
+        source = CsiSource("d", name, f"pv-{name}", is_block=True)
+        metadata.write(layout.block_data(source.spec_name), metadata.for_pod(source, "n", "a"))
+    layout.block_link("u1", "pv-linked").parent.mkdir(parents=True)
+    layout.block_link("u1", "pv-linked").symlink_to("/nowhere")
+    layout.block_publish("pv-published", "u2").parent.mkdir(parents=True)
+    layout.block_publish("pv-published", "u2").touch()  # the agent died before the pod had its link
+    layout.block_staging("pv-staged").mkdir(parents=True)
+
+    by_name = observe(layout).volumes
+    assert {name: set(volume.pods) for name, volume in by_name.items()} == {
+        "kubernetes.io/csi/d^linked": {"u1"},
+        "kubernetes.io/csi/d^published": {"u2"},
+        "kubernetes.io/csi/d^staged": set(),
+    }
+    assert all(volume.device is State.UNCERTAIN and volume.source.is_block for volume in by_name.values())
+    assert all(volume.device_is_reconstructed for volume in by_name.values())
+
+
+def test_what_cannot_be_read_is_reported_and_nothing_is_made_up(tmp_path):
+    layout = Layout(tmp_path)
+    places = [layout.csi_volume("u1", "cut"), layout.block_data("pv-cut"), layout.staging("d", "cut")]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / metadata.NAME).write_text("{")
+    layout.block_link("u1", "pv-cut").parent.mkdir(parents=True)
+    layout.block_link("u1", "pv-cut").symlink_to("/nowhere")
+    (layout.pods / "stray").write_text("no pod")
+    found = observe(layout)
+    assert found.volumes == {}
+    assert found.unreadable == [layout.csi_volume("u1", "cut"), layout.block_link("u1", "pv-cut")]
+    assert sorted(found.staged_unreadable) == sorted([layout.staging("d", "cut"), layout.block_data("pv-cut")])
+    assert found.pods == {"u1"}
+
+
+def test_the_label_of_a_mount_is_found_again(tmp_path):
+    layout = Layout(tmp_path)
+    source = CsiSource("d", "h", "pv")
+    metadata.write(layout.csi_volume("u1", "pv"), metadata.for_pod(source, "n", "a", "label"))
+    metadata.write(layout.staging("d", "only"), metadata.for_device(replace(source, handle="only"), "other"))
+    by_name = observe(layout).volumes
+    assert by_name["kubernetes.io/csi/d^h"].se_linux_label == "label"
+    assert by_name["kubernetes.io/csi/d^only"].se_linux_label == "other"
+
+
+def test_nothing_on_disk_is_nothing_found(tmp_path):
+    found = observe(Layout(tmp_path / "new"))
+    assert (found.volumes, found.unreadable, found.staged_unreadable, found.pods) == ({}, [], [], set())
+
+
 def test_references_in_arguments_are_replaced_once():
     assert expand("$(A)-$$(A)-$(B)-$", {"A": "1"}) == "1-$(A)-$(B)-$"
 
