@@ -1,0 +1,75 @@
+"""Attempts at containers, read back from what they left on disk and in their control group."""
+
+import json
+
+import pytest
+
+from moorage.node.pods.attempts import attempts_of
+from moorage.node.pods.cgroups import Cgroups
+from moorage.node.pods.runtime import Container
+
+
+@pytest.fixture
+def left(tmp_path):
+    """Write down an attempt as agent and shim leave it."""
+
+    def leave(number, spec=None, **state):
+        directory = tmp_path / "containers" / "a" / str(number)
+        directory.mkdir(parents=True)
+        (directory / "spec.json").write_text(json.dumps(spec or {}))
+        return Container("u", "a", number, directory, tmp_path / "log", state)
+
+    return leave
+
+
+def groups(tmp_path, kills=0):
+    group = tmp_path / "cgroup" / "kubepods" / "n1" / "podu" / "a"
+    group.mkdir(parents=True)
+    (group / "memory.oom_control").write_text(f"oom_kill {kills}\n")
+    return Cgroups("n1", [(1, tmp_path / "cgroup")])
+
+
+def test_the_newest_attempt_counts_and_the_one_before_is_its_history(tmp_path, left):
+    every = [
+        left(3, {"streak": 3}, started=1.0, finished=2.0, exit_code=9),
+        left(4, {"streak": 4}, started=3.0, finished=4.0, exit_code=2),
+        left(5, {"streak": 5}, started=5.0, finished=6.0, exit_code=143, signal=15),
+    ]
+    found = attempts_of({"a": every, "none": []}, groups(tmp_path))
+    assert list(found) == ["a"]
+    newest = found["a"]
+    assert (newest.number, newest.streak, newest.exit_code, newest.signal) == (5, 5, 143, 15)
+    assert (newest.started, newest.finished, newest.id) == (5.0, 6.0, "u-a-5")
+    assert (newest.previous.number, newest.previous.exit_code, newest.previous.previous) == (4, 2, None)
+
+
+def test_a_running_attempt_has_no_exit(tmp_path, left):
+    running = left(1, {"streak": 1}, started=5.0)
+    running.pidfd = 999
+    found = attempts_of({"a": [running]}, groups(tmp_path))["a"]
+    assert (found.is_running, found.exit_code) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("kills", "at_second_start", "reasons"),
+    [
+        (0, 0, ("", "")),
+        (1, 1, ("OOMKilled", "")),  # the first one was killed for want of memory, the second by somebody
+        (1, 0, ("", "OOMKilled")),
+        (2, 1, ("OOMKilled", "OOMKilled")),
+    ],
+)
+def test_each_kill_for_want_of_memory_belongs_to_one_attempt(tmp_path, left, kills, at_second_start, reasons):
+    every = [
+        left(0, {}, started=1.0, finished=2.0, exit_code=137),
+        left(1, {"oom_kills": at_second_start}, started=3.0, finished=4.0, exit_code=137),
+    ]
+    found = attempts_of({"a": every}, groups(tmp_path, kills))["a"]
+    assert (found.previous.reason, found.reason) == reasons
+
+
+def test_an_end_that_says_why_is_not_put_down_to_memory(tmp_path, left):
+    unknown = left(0, {}, exit_code=137, reason="ContainerStatusUnknown")
+    code = left(1, {}, exit_code=3, finished=2.0)
+    found = attempts_of({"a": [unknown, code]}, groups(tmp_path, kills=7))["a"]
+    assert (found.previous.reason, found.reason) == ("ContainerStatusUnknown", "")
