@@ -11,6 +11,7 @@ from moorage.errors import MoorageError
 from moorage.host import loop, mountinfo, mounts
 from moorage.kube.objects.core import Pod
 from moorage.node.layout import Layout
+from moorage.node.pods import run as pods
 from moorage.node.pods.housekeeping import remove_pod_directory
 from moorage.node.removal import MountInTheWay, remove_empty_tree, remove_tree
 from moorage.node.volumes import leftovers, metadata
@@ -144,6 +145,33 @@ async def test_the_agent_takes_away_what_nobody_can_give_back(lab):
     assert lab.mounted() == []
     assert (theirs / "data").read_text() == "kept"
     await lab.stop_agent()
+
+
+async def test_what_a_driver_mounts_long_after_it_was_given_up_is_taken_away_while_the_agent_runs(lab, monkeypatch):
+    monkeypatch.setattr(pods, "SWEEP_S", 0.2)
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        pod = await lab.pod()
+        await lab.phase("p1", "Running")
+        layout, theirs = Layout(lab.root), lab.base / "theirs"
+        theirs.mkdir()
+        (theirs / "data").write_text("kept")
+        late = [layout.staging_target("scripted.dev", "late"), layout.publish_target("uid-gone", "pv")]
+        for place in late:
+            place.mkdir(parents=True)
+            mounts.bind(theirs, place)
+        await lab.until(lambda: not layout.pod("uid-gone").exists(), what="the pod's directory gone")
+        await lab.until(lambda: not late[0].parent.exists(), what="the staged volume gone")
+        assert (theirs / "data").read_text() == "kept"
+        assert len(lab.mounted()) == 2  # what is wanted stays
+        assert mountinfo.mount_at(lab.target(pod)) is not None
+        assert driver.named("NodeUnpublishVolume") == []
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
+        await lab.stop_agent()
 
 
 # Removal.

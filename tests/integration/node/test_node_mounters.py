@@ -405,6 +405,17 @@ async def test_a_failed_republish_takes_nothing_away(either, code):
     await all_goes(either, ONE)
 
 
+async def test_a_failed_republish_of_a_driver_that_mounts_nothing_takes_nothing_away_either(bench):
+    await bench.mount()
+    mounts.unmount(bench.layout.publish_target(ONE, "pv"))
+    bench.driver.misbehave("NodePublishVolume", "INTERNAL")
+    assert (await bench.mount()).failure is Failure.FINAL
+    assert bench.layout.publish_target(ONE, "pv").is_dir()
+    assert metadata.read(bench.layout.csi_volume(ONE, "pv")) is not None
+    await all_goes(bench, ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
 async def test_a_refused_publish_after_a_restart_takes_no_data_away(bench):
     await bench.mount()
     bench.restart()

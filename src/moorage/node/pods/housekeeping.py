@@ -29,6 +29,11 @@ def find_containers(layout: Layout) -> dict[PodUid, dict[str, list[Container]]]:
     return found
 
 
+def pod_directories(layout: Layout) -> list[PodUid]:
+    """The pods that have a directory here."""
+    return [PodUid(one.name) for one in _directories(layout.pods)]
+
+
 def _directories(above: Path) -> list[Path]:
     """What somebody else has put beside them is not ours, and no reason to do nothing at all."""
     return [one for one in above.iterdir() if one.is_dir()] if above.is_dir() else []

@@ -9,11 +9,13 @@ import asyncio
 from moorage.kube.objects.core import Pod
 from moorage.log import get_logger
 from moorage.node.layout import PodUid
-from moorage.node.pods.housekeeping import find_containers, remove_attempt
+from moorage.node.pods.housekeeping import find_containers, pod_directories, remove_attempt
 from moorage.node.pods.runtime import Container
 from moorage.node.pods.worker import PodWorker, Tools
 
 log = get_logger(__name__)
+
+SWEEP_S = 60.0
 
 # The shadow of a pod that a kubelet reads from a file: nothing is run for it, but it can be deleted.
 _MIRROR = "kubernetes.io/config.mirror"
@@ -95,15 +97,34 @@ class PodManager:
         ]
         return min(found, key=lambda worker: worker.is_gone, default=None)
 
+    def sweep(self) -> None:
+        """Take up directories that have come since: a driver may do late what it was asked for a pod that is gone."""
+        for uid in pod_directories(self._tools.layout):
+            if uid not in self.workers:
+                log.warning("pod directory without a pod", uid=uid)
+                worker = self._worker(uid)
+                worker.is_gone = True
+                self._new.put_nowait(worker)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                self.sweep()
+                await self._tools.volumes.sweep()
+            except OSError as error:
+                log.warning("directories cannot be looked through", reason=str(error))
+
     async def run(self) -> None:
         """Until cancelled; containers go on then."""
+        sweeping = asyncio.create_task(self._sweep_forever(), name="orphaned directories")
         try:
             while True:
                 worker = await self._new.get()
                 task = asyncio.create_task(self._attend(worker), name=f"pod {worker.uid}")
                 self._tasks[worker.uid] = task
         finally:
-            tasks = list(self._tasks.values())
+            tasks = [sweeping, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -46,6 +46,13 @@ def observe(layout: Layout) -> Observed:
     return found
 
 
+def staged_without_data(layout: Layout) -> list[Path]:
+    """Directories of staged volumes of which nobody can say what they hold."""
+    found = Observed()
+    _take_staged(found, layout)
+    return found.staged_unreadable
+
+
 def _take_volume(found: Observed, layout: Layout, uid: PodUid, plugin: str, directory: Path) -> None:
     if plugin != _CSI_DIRECTORY:
         name = pod_volume_name(unescaped(plugin), uid, directory.name)

@@ -19,7 +19,7 @@ from moorage.node.layout import Layout, PodUid, VolumeName
 from moorage.node.threads import in_thread
 from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import Executor
-from moorage.node.volumes.observe import Observed, observe
+from moorage.node.volumes.observe import Observed, observe, staged_without_data
 from moorage.node.volumes.plan import ATTACHING, plan_volume
 from moorage.node.volumes.populate import claims_of, uses_of
 from moorage.node.volumes.sources import Sources
@@ -81,7 +81,7 @@ class VolumeManager:
         self.on_moved: Moved = _nobody  # told whenever something about a pod's volumes changed
         self.in_use_changed = asyncio.Event()
         self._is_empty = asyncio.Event()
-        self._leftovers: list[Path] = []
+        self._has_leftovers = False
 
     # What is there after a restart.
 
@@ -94,7 +94,7 @@ class VolumeManager:
                 self._touched.setdefault(uid, set()).add(name)
         if found.volumes:
             log.info("volumes found on disk", volumes=len(found.volumes), pods=len(found.pods))
-        self._leftovers = found.staged_unreadable
+        self._has_leftovers = bool(found.staged_unreadable)
         self.in_use_changed.set()
         return found
 
@@ -103,9 +103,14 @@ class VolumeManager:
         self.world.is_ready = True
         for name in self.world.actual:
             self.look_at(name)
-        if self._leftovers:
-            work = in_thread(leftovers.release_staged, self._layout, self._leftovers, self._staging_known())
-            self._running[VolumeName("")] = asyncio.create_task(work, name="volumes without data")
+        if self._has_leftovers:
+            self._running[VolumeName("")] = asyncio.create_task(self.sweep(), name="volumes without data")
+
+    async def sweep(self) -> None:
+        """Take away what is staged for nobody and without data: a driver may stage late what was given up meanwhile."""
+        found = await in_thread(staged_without_data, self._layout)
+        if found:
+            await in_thread(leftovers.release_staged, self._layout, found, self._staging_known())
 
     def _staging_known(self) -> set[Path]:
         uses = (use.source for uses in self.world.desired.values() for use in uses.values())
