@@ -1,14 +1,20 @@
 """This node as the cluster sees it: registration, lease, conditions, capacity, and its end."""
 
+import asyncio
 import json
 import os
 import re
 
 import pytest
 
+from moorage.kube.errors import Unavailable
+from moorage.kube.informer import Informer
 from moorage.kube.objects.core import Lease, Node
-from moorage.kube.objects.storage import CSINode
-from moorage.node.run import REMOVE
+from moorage.kube.objects.storage import CSIDriver, CSINode
+from moorage.node.nodeobject import NodeFacts, NodeObject
+from moorage.node.plugins.manager import PluginManager
+from moorage.node.plugins.publish import NodeDrivers
+from moorage.node.run import REMOVE, _refresh_period
 
 pytestmark = pytest.mark.root
 MANAGED = "volumes.kubernetes.io/controller-managed-attach-detach"
@@ -130,6 +136,15 @@ async def test_a_removed_node_does_not_come_back_by_itself(lab):
     assert await lab.client.find(Lease, "n1", "kube-node-lease") is None
 
 
+async def test_the_last_writes_of_a_removed_node_do_not_make_it_again(lab):
+    facts = NodeFacts("n1", lab.base, "127.0.0.1", 1)
+    node = NodeObject(lab.client, facts, Informer(lab.client, Node), frozenset, asyncio.Event())
+    await node.register()
+    await node.stopped(remove=True)
+    await node._write_or_register()  # as when its disappearance is heard of before the agent has ended
+    assert await lab.client.find(Node, "n1") is None
+
+
 async def test_a_node_is_not_removed_while_a_volume_is_mounted_on_it(lab):
     await lab.driver_object()
     await lab.volume()
@@ -147,3 +162,43 @@ async def test_a_node_is_not_removed_while_a_volume_is_mounted_on_it(lab):
         await lab.delete("p1")
         await lab.gone("p1")
         await lab.stop_agent()
+
+
+async def test_a_node_is_not_ready_before_its_csi_node_is_there(lab, monkeypatch):
+    is_open, ensure = asyncio.Event(), NodeDrivers.ensure_csi_node
+
+    async def refused(published):
+        if not is_open.is_set():
+            raise Unavailable(503, "Unreachable", "scripted")
+        return await ensure(published)
+
+    monkeypatch.setattr(NodeDrivers, "ensure_csi_node", refused)
+    starting = asyncio.create_task(lab.start_agent())
+
+    async def registered():
+        return await lab.client.find(Node, "n1")
+
+    node = await lab.until(registered, what="node registered")
+    assert not node.is_ready
+    is_open.set()
+    await starting
+    assert (await lab.client.get(Node, "n1")).is_ready
+    assert await lab.client.find(CSINode, "n1") is not None
+    await lab.stop_agent()
+
+
+async def test_the_period_of_a_drivers_limits_follows_its_object(lab, monkeypatch):
+    heard, reconsider = [], PluginManager.reconsider
+    monkeypatch.setattr(PluginManager, "reconsider", lambda manager: (heard.append(1), reconsider(manager)))
+    agent = await lab.start_agent()
+    async with lab.driver() as driver:
+        await lab.until(lambda: driver.told, what="driver registered")
+        assert _refresh_period(agent, "scripted.dev") == 0.0
+        await lab.driver_object(nodeAllocatableUpdatePeriodSeconds=10)
+        await lab.until(lambda: _refresh_period(agent, "scripted.dev") == 10.0, what="period heard of")
+        patch = {"spec": {"nodeAllocatableUpdatePeriodSeconds": 30}}
+        before = len(heard)
+        await lab.client.patch(CSIDriver, "scripted.dev", patch)
+        await lab.until(lambda: _refresh_period(agent, "scripted.dev") == 30.0, what="new period heard of")
+        assert len(heard) > before  # those who wait for the old one are told
+    await lab.stop_agent()

@@ -195,7 +195,8 @@ class PluginManager:
                 raise
             except Exception as error:
                 await self._unregister(driver)
-                await _tell(socket, False, f"driver {info.name}: {error}")
+                text = str(error)
+                await _tell(socket, False, text if info.name in text else f"driver {info.name}: {text}")
                 raise
         log.info("driver registered", driver=driver.name, endpoint=driver.endpoint, version=".".join(map(str, version)))
         return driver

@@ -114,7 +114,8 @@ class NodeDrivers:
         for key, value in labels.items():
             if node.labels.get(key, value) != value:
                 raise TopologyConflict(
-                    f"driver {driver} wants label {key}={value} on node {self._node}, which has {node.labels[key]}"
+                    f"driver {driver} wants label {key}={value} on node {self._node}, which has {node.labels[key]}; "
+                    "labels stay when a driver goes, so if this one is of the past, remove it by hand"
                 )
         ids = _ids_from(node.annotations.get(NODE_ID_ANNOTATION, ""))
         wanted = dict(ids)
