@@ -139,3 +139,12 @@ def test_sidecars_end_after_the_others_and_the_last_one_first():
     assert first_to_end(found, {"s", "i"}) == {"i"}
     assert first_to_end(found, {"s", "t"}) == {"t"}
     assert first_to_end(found, {"s"}) == {"s"}
+
+
+def test_a_containers_own_policy_counts_before_the_pods():
+    own = {"name": "b", "image": "host", "restartPolicy": "OnFailure"}
+    attempts = {"a": ended(1), "b": ended(1)}
+    assert decide(pod("Never", main=("a", own)), attempts, 1000.0).start == ("b",)
+    assert decide(pod("Never", main=("a", own)), {"a": ended(0), "b": ended(0)}, 1000.0).phase == "Succeeded"
+    init = {"name": "i", "image": "host", "restartPolicy": "Never"}
+    assert decide(pod("Always", init=(init,)), {"i": ended(1)}, 1000.0).phase == "Failed"

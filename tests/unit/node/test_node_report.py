@@ -229,3 +229,21 @@ def test_a_condition_keeps_its_time_until_it_changes_and_takes_old_words_away():
     assert (still["lastTransitionTime"], still["reason"]) == ("2020-01-01T00:00:00Z", "ContainersNotReady")
     holds = condition_of(pod(status=known), "Ready", True, {}, now=0.0)
     assert (holds["lastTransitionTime"], holds["reason"], holds["message"]) == ("1970-01-01T00:00:00Z", None, None)
+
+
+@pytest.mark.parametrize(
+    ("known", "ready"),
+    [
+        ([], ("False", 'corresponding condition of pod readiness gate "example.com/g" does not exist.')),
+        (["False"], ("False", 'the status of pod readiness gate "example.com/g" is not "True", but False')),
+        (["True"], ("True", None)),
+    ],
+)
+def test_a_gate_keeps_the_pod_from_being_ready_but_not_its_containers(known, ready):
+    found = pod(status={"conditions": [{"type": "example.com/g", "status": one} for one in known]})
+    found = msgspec.structs.replace(
+        found, spec=msgspec.structs.replace(found.spec, readiness_gates=[{"conditionType": "example.com/g"}])
+    )
+    said = conditions(told(found, {"a": running()}))
+    assert (said["Ready"][0], said["Ready"][2]) == ready
+    assert said["ContainersReady"] == YES

@@ -263,6 +263,7 @@ class PodSpec(Struct, frozen=True):
     tolerations: list[Toleration] = []
     security_context: PodSecurityContext | None = None
     scheduling_gates: list[dict[str, Any]] = []
+    readiness_gates: list[dict[str, Any]] = []
     overhead: dict[str, str] = {}
     containers: list[Container] = []
     init_containers: list[Container] = []

@@ -131,7 +131,7 @@ def decide(pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision:
             continue
         if attempt is not None and attempt.exit_code == 0:
             continue
-        if attempt is not None and not attempt.is_running and policy == "Never":
+        if attempt is not None and not attempt.is_running and (container.restart_policy or policy) == "Never":
             return Decision(phase="Failed", is_over=True)
         if attempt is None or not attempt.is_running:
             found.begin(container)
@@ -145,7 +145,11 @@ def _decide_main(found: _Round, policy: str) -> Decision:
         attempt = found.attempts.get(container.name)
         if attempt is not None and attempt.is_running:
             continue
-        if attempt is not None and attempt.exit_code is not None and not _restarts(policy, attempt):
+        if (
+            attempt is not None
+            and attempt.exit_code is not None
+            and not _restarts(container.restart_policy or policy, attempt)
+        ):
             codes.append(attempt.exit_code)
             continue
         found.begin(container)

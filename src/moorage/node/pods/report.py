@@ -139,12 +139,13 @@ def _conditions(
 ) -> list[State]:
     is_over = phase in ("Succeeded", "Failed")
     has_begun = bool(decision.waiting) or any("containerID" in one for one in (*init, *main))
-    ready = _readiness(pod, phase, init, main)
+    unready = _readiness(pod, phase, init, main)
+    gated = unready or _gates(pod)
     found = [
         ("PodReadyToStartContainers", has_begun and not is_over, {}),
         ("Initialized", *_initialization(pod, phase, init, main)),
-        ("Ready", not ready, ready),
-        ("ContainersReady", not ready, ready),
+        ("Ready", not gated, gated),
+        ("ContainersReady", not unready, unready),
         ("PodScheduled", True, {}),
     ]
     return [condition_of(pod, *one, now=now) for one in found]
@@ -172,6 +173,19 @@ def _readiness(pod: Pod, phase: str, init: list[State], main: list[State]) -> Ma
     if not unready:
         return {}
     return {"reason": "ContainersNotReady", "message": f"containers with unready status: [{' '.join(unready)}]"}
+
+
+def _gates(pod: Pod) -> Mapping[str, str]:
+    """Which conditions that others are to set keep the pod from being ready; empty when none does."""
+    held = {one.type: one.status for one in pod.status.conditions}
+    said = []
+    for gate in pod.spec.readiness_gates:
+        kind = str(gate.get("conditionType"))
+        if kind not in held:
+            said.append(f'corresponding condition of pod readiness gate "{kind}" does not exist.')
+        elif held[kind] != "True":
+            said.append(f'the status of pod readiness gate "{kind}" is not "True", but {held[kind]}')
+    return {"reason": "ReadinessGatesNotReady", "message": ", ".join(said)} if said else {}
 
 
 def condition_of(pod: Pod, kind: str, holds: bool, why: Mapping[str, str], *, now: float) -> State:
