@@ -53,6 +53,9 @@ from moorage.node.volumes.world import Action, CsiSource, Mount, Outcome, Use
 log = get_logger(__name__)
 
 KEEP, DRAIN, REMOVE = "keep", "drain", "remove"
+_GROW = {"expand": "MountVolume.NodeExpandVolume"}
+_STEPS = {"device": "MountVolume.MountDevice", "pod": "MountVolume.SetUp", **_GROW}  # as a kubelet calls them in events
+_BLOCK_STEPS = {"device": "MapVolume.SetUpDevice", "pod": "MapVolume.MapPodDevice", **_GROW}
 _DRIVERS_S = 1.0
 
 
@@ -145,9 +148,7 @@ class Agent:
         if not isinstance(action, Mount):
             return
         use = action.use
-        step = {"device": "MountVolume.MountDevice", "expand": "MountVolume.NodeExpandVolume"}.get(
-            outcome.step, "MountVolume.SetUp"
-        )
+        step = (_BLOCK_STEPS if isinstance(use.source, CsiSource) and use.source.is_block else _STEPS)[outcome.step]
         name = use.source.spec_name
         self.recorder.warning(_reference(use), "FailedMount", f'{step} failed for volume "{name}" : {outcome.message}')
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from moorage.host import mountinfo
+from moorage.host import loop, mountinfo
 from moorage.kube.objects.core import Event, PersistentVolume, PersistentVolumeClaim
 from moorage.node.volumes import metadata
 
@@ -33,6 +33,17 @@ async def test_a_pod_whose_claim_cannot_be_used_is_told_why_and_starts_once_it_c
         assert driver.named("NodeStageVolume") == []
         await lab.volume()
         await lab.phase("p1", "Running")
+        await end(lab, "p1")
+
+
+async def test_a_secret_that_is_missing_is_told_of_for_the_step_that_needs_it(lab):
+    await lab.driver_object()
+    await lab.volume(csi={"nodePublishSecretRef": {"name": "none", "namespace": "default"}})
+    async with lab.driver() as driver:
+        await lab.start_agent()
+        await lab.pod()
+        await lab.until(lambda: warnings(lab, 'MountVolume.SetUp failed for volume "pv-c1" : secret default/none'))
+        assert (len(driver.named("NodeStageVolume")), driver.named("NodePublishVolume")) == (1, [])
         await end(lab, "p1")
 
 
@@ -150,3 +161,40 @@ async def test_without_se_linux_no_mount_has_a_label(lab):
         for request in (*driver.named("NodeStageVolume"), *driver.named("NodePublishVolume")):
             assert list(request.volume_capability.mount.mount_flags) == []
         await end(lab, "p1")
+
+
+@pytest.mark.parametrize(
+    ("mode", "method", "step"),
+    [
+        ("Filesystem", "NodeStageVolume", "MountVolume.MountDevice"),
+        ("Filesystem", "NodePublishVolume", "MountVolume.SetUp"),
+        ("Filesystem", "NodeExpandVolume", "MountVolume.NodeExpandVolume"),
+        ("Block", "NodeStageVolume", "MapVolume.SetUpDevice"),
+        ("Block", "NodePublishVolume", "MapVolume.MapPodDevice"),
+    ],
+)
+async def test_an_event_says_which_step_failed_for_which_volume(lab, mode, method, step):
+    await lab.driver_object()
+    await lab.volume(mode=mode)
+    if method == "NodeExpandVolume":  # the backend has grown while no pod was there
+        pending = {"allocatedResourceStatuses": {"storage": "NodeResizePending"}}
+        status = {"status": {"allocatedResources": {"storage": "2Gi"}, **pending}}
+        await lab.client.patch(PersistentVolumeClaim, "c1", status, "default", subresource="status")
+        await lab.client.patch(PersistentVolume, "pv-c1", {"spec": {"capacity": {"storage": "2Gi"}}})
+    backing = lab.base / "disk"
+    backing.write_bytes(bytes(1 << 20))
+    device = loop.attach(backing, direct_io=False)
+    try:
+        async with lab.driver() as driver:
+            (driver.data / "vol-c1.device").symlink_to(device.path)
+            await lab.start_agent()
+            driver.misbehave(method, "INTERNAL")
+            devices = [{"name": "data", "devicePath": "/dev/disk"}] if mode == "Block" else []
+            await lab.pod(devices=devices)
+            await lab.until(lambda: warnings(lab, f'{step} failed for volume "pv-c1" : '), what="event")
+            await lab.phase("p1", "Running")
+            await end(lab, "p1")
+            if method == "NodeExpandVolume":
+                assert driver.sizes == {"vol-c1": 2 << 30}
+    finally:
+        loop.detach(device.path)

@@ -105,10 +105,9 @@ class Executor:
                 reached, failure=Failure.UNCERTAIN, step=step, message="the driver went away during the call"
             )
         except StepFailed as error:
-            failed_at = "expand" if step == "expand" else error.step
-            failed = replace(reached, failure=error.failure, step=failed_at, message=str(error))
+            failed = replace(reached, failure=error.failure, step=step, message=str(error))
             if step == "expand":  # the pod waits until the volume has its size
-                return replace(failed, published=False, failure=Failure.UNCERTAIN, step="pod")
+                return replace(failed, published=False, failure=Failure.UNCERTAIN)
             return failed
         except (MoorageError, OSError) as error:
             return replace(reached, failure=Failure.TRANSIENT, step=step, message=str(error))
