@@ -19,7 +19,7 @@ def tree(tmp_path):
     (root / "d").mkdir(parents=True)
     root.chmod(0o700)
     (root / "d").chmod(0o700)
-    for name, mode in (("plain", 0o600), ("program", 0o4700), ("read", 0o400)):
+    for name, mode in (("plain", 0o600), ("program", 0o4700), ("open", 0o6770), ("read", 0o400)):
         path = root / "d" / name
         path.write_text("x")
         os.chown(path, 7, 7)
@@ -37,12 +37,13 @@ def mode_of(path):
 
 
 def test_everything_goes_to_the_group_and_nothing_else_changes(tree):
-    assert ownership.apply_group(tree, GID) == 7
+    assert ownership.apply_group(tree, GID) == 8
     for path in (tree, *tree.rglob("*")):
         assert path.lstat().st_gid == GID, path
     assert mode_of(tree) == mode_of(tree / "d") == 0o2770
     assert mode_of(tree / "d" / "plain") == 0o660
     assert mode_of(tree / "d" / "program") == 0o4760  # still runs as its owner
+    assert mode_of(tree / "d" / "open") == 0o6770  # although a change of group takes these bits away
     assert mode_of(tree / "d" / "read") == 0o660
     assert mode_of(tree / "pipe") == 0o660
     assert (tree / "d" / "plain").stat().st_uid == 7
@@ -73,9 +74,9 @@ def test_only_the_top_decides_whether_a_walk_is_needed(tree, gid, mode, is_right
     os.chown(tree, -1, gid)
     tree.chmod(mode)
     looked_at = ownership.apply_group(tree, GID, only_on_root_mismatch=True)
-    assert looked_at == (0 if is_right else 7)
+    assert looked_at == (0 if is_right else 8)
     assert ((tree / "d").stat().st_gid == GID) is not is_right
-    assert ownership.apply_group(tree, GID) == 7  # without that policy it is always made
+    assert ownership.apply_group(tree, GID) == 8  # without that policy it is always made
 
 
 def test_the_top_is_last_so_that_a_walk_cut_short_is_made_again(tree, monkeypatch):
@@ -91,7 +92,7 @@ def test_the_top_is_last_so_that_a_walk_cut_short_is_made_again(tree, monkeypatc
         with pytest.raises(OSError, match="Input/output"):
             ownership.apply_group(tree, GID, only_on_root_mismatch=True)
     assert tree.stat().st_gid != GID
-    assert ownership.apply_group(tree, GID, only_on_root_mismatch=True) == 7
+    assert ownership.apply_group(tree, GID, only_on_root_mismatch=True) == 8
 
 
 def test_a_long_walk_is_heard_of_after_half_a_minute_and_then_every_minute(tree, monkeypatch):
