@@ -98,16 +98,14 @@ class Binder:
     async def _claim_itself(self, volume: PersistentVolume) -> PersistentVolumeClaim | None:
         """The claim as the API has it, because a copy that is late must not cost anybody a volume.
 
-        A copy that is newer than the volume has heard of every claim that the volume can name by uid: if it has none,
-        the claim is gone, and asking would tell nothing new.
+        The API is asked even when the copy is newer than the volume: versions of two kinds are comparable only while
+        both come from one history, which an API that was restored from a backup no longer has.
         """
         reference = volume.spec.claim_ref
         if reference is None:
             return None
         if not reference.name or not reference.namespace:  # somebody's typing error must not release a volume
             raise NotNow(f"volume {volume.name} belongs to uid {reference.uid}, but its claimRef names no claim")
-        if self._world.claims.seen_version > volume.version:
-            return self._claim_of(volume)
         return await self._client.find(PersistentVolumeClaim, reference.name, reference.namespace)
 
 
