@@ -71,7 +71,7 @@ def mismatch(volume: PersistentVolume, claim: PersistentVolumeClaim) -> str:
     """Why a volume that the claim names cannot be bound to it, or nothing. Selector and affinity do not count here."""
     wanted, offered = shelf_of_claim(claim), shelf_of_volume(volume)
     if volume.is_deleting:
-        return "the volume is marked for deletion"
+        return f'the volume is marked for deletion "{volume.name}"'
     if capacity_bytes(volume) < requested_bytes(claim):
         return "requested PV is too small"
     if offered.storage_class != wanted.storage_class:

@@ -21,7 +21,6 @@ from moorage.controllers.vocabulary import (
     claim_class,
     has_class,
     is_meant_for,
-    reference_key,
     volume_mode,
     waits_for_consumer,
 )
@@ -142,9 +141,8 @@ def _plan_bound(claim: PersistentVolumeClaim, around: Surroundings) -> list[Clai
     reference = volume.spec.claim_ref
     if reference is None or reference.uid == claim.uid:
         return [Bind(volume)]
-    return [
-        _lost("ClaimMisbound", f"Claim names volume {volume.name}, which belongs to {reference_key(reference)} instead")
-    ]
+    text = "Two claims are bound to the same volume, this one is bound incorrectly"
+    return [_lost("ClaimMisbound", text)]  # whose it is may be no business of this namespace
 
 
 def _lost(reason: str, message: str) -> SetClaimPhase:
@@ -190,7 +188,7 @@ def _plan_search(claim: PersistentVolumeClaim, around: Surroundings) -> list[Cla
 def _waiting_note(pods: Sequence[str]) -> Note:
     if pods:
         word = "pod" if len(pods) == 1 else "pods"
-        return Note("claim", "Normal", "WaitForPodScheduled", f"waiting for {word} {', '.join(pods)} to be scheduled")
+        return Note("claim", "Normal", "WaitForPodScheduled", f"waiting for {word} {','.join(pods)} to be scheduled")
     text = "waiting for first consumer to be created before binding"
     return Note("claim", "Normal", "WaitForFirstConsumer", text)
 

@@ -267,3 +267,65 @@ def test_nothing_is_released_on_hearsay() -> None:
         held = volume(phase="Bound", persistentVolumeReclaimPolicy=policy, **MINE)
         assert told(plan_volume(held, None, is_confirmed=False)) == ["ConfirmClaim"]
         assert told(plan_volume(held, REBORN, is_confirmed=False)) == ["ConfirmClaim"]
+
+
+ABSENT = storage_class("absent", "kubernetes.io/no-provisioner")
+WORDS = {
+    "lost reference": (
+        claim(notes=DONE),
+        Around(),
+        "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!",
+    ),
+    "lost volume": (
+        claim(volumeName="volume", notes=DONE),
+        Around(),
+        "Bound claim has lost its PersistentVolume. Data on the volume is lost!",
+    ),
+    "misbound, without the name of a claim that may be in a namespace of others": (
+        claim(volumeName="volume", notes=DONE),
+        Around([volume(claim="thief", claim_uid="uid-of-thief")]),
+        "Two claims are bound to the same volume, this one is bound incorrectly",
+    ),
+    "nothing there": (claim(), Around(), "no persistent volumes available for this claim and no storage class is set"),
+    "no consumer": (
+        claim(storageClassName="late"),
+        Around(classes=[storage_class("late", late=True)]),
+        "waiting for first consumer to be created before binding",
+    ),
+    "one consumer": (
+        claim(storageClassName="late"),
+        Around(classes=[storage_class("late", late=True)], pods=["a"]),
+        "waiting for pod a to be scheduled",
+    ),
+    "two consumers": (
+        claim(storageClassName="late"),
+        Around(classes=[storage_class("late", late=True)], pods=["a", "b"]),
+        "waiting for pods a,b to be scheduled",
+    ),
+    "taken": (
+        claim(volumeName="volume"),
+        Around([volume(claim="other")]),
+        'volume "volume" already bound to a different claim.',
+    ),
+    "dying": (
+        claim(volumeName="volume"),
+        Around([volume(is_deleting=True)]),
+        'Cannot bind to requested volume "volume": the volume is marked for deletion "volume"',
+    ),
+    "no class": (
+        claim(storageClassName="fast"),
+        Around(),
+        'storageclass.storage.k8s.io "fast" not found',
+    ),
+    "no provisioner": (
+        claim(storageClassName="absent"),
+        Around(classes=[ABSENT]),
+        "no volume plugin matched name: kubernetes.io/no-provisioner",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "around", "words"), WORDS.values(), ids=WORDS)
+def test_people_find_the_words_of_kubernetes(asked: PersistentVolumeClaim, around: Around, words: str) -> None:
+    notes = [getattr(action, "note", None) for action in plan_claim(asked, around)]
+    assert [note.message for note in notes if note is not None] == [words]
