@@ -186,6 +186,9 @@ async def test_pods_are_printed_as_on_any_cluster(base, tmp_path, agent, cluster
             body = {"nodeName": NODE, "terminationGracePeriodSeconds": 1, "containers": [container], **spec}
             await client.create(Pod, {"metadata": {"name": name}, "spec": body}, "default")
 
+        def first(command):
+            return {"name": "i", "image": "host", "command": ["sh", "-c", command]}
+
         stay = "trap exit TERM; sleep 1000 & wait"
         await pod("runs", stay)
         await pod("ends", "exit 0", restartPolicy="Never")
@@ -194,7 +197,14 @@ async def test_pods_are_printed_as_on_any_cluster(base, tmp_path, agent, cluster
         await pod("foreign", stay, image="nginx:1.27")
         missing = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
         await pod("waits", stay, container=missing, volumes=[{"name": "v", "configMap": {"name": "not-there"}}])
-        await pod("begins", stay, initContainers=[{"name": "i", "image": "host", "command": ["sleep", "1000"]}])
+        await pod("begins", stay, initContainers=[first("sleep 1000")])
+        await pod("never-begins", stay, initContainers=[first("exit 3")], restartPolicy="Never")
+        await pod("keeps-trying", stay, initContainers=[first("exit 3")])
+        await pod("beside", stay, initContainers=[{**first(stay), "restartPolicy": "Always"}])
+        await pod("unset", stay, container={"envFrom": [{"configMapRef": {"name": "not-there"}}]})
+        await pod("no-program", "", container={"command": ["/no/such/program"]}, restartPolicy="Never")
+        await pod("too-long", stay, activeDeadlineSeconds=1)
+        await pod("leaves", "trap '' TERM; while :; do sleep 0.1; done", terminationGracePeriodSeconds=3600)
         wanted = {
             "runs": ("1/1", "Running"),
             "ends": ("0/1", "Completed"),
@@ -203,6 +213,13 @@ async def test_pods_are_printed_as_on_any_cluster(base, tmp_path, agent, cluster
             "foreign": ("0/1", "ErrImagePull"),
             "waits": ("0/1", "ContainerCreating"),
             "begins": ("0/1", "Init:0/1"),
+            "never-begins": ("0/1", "Init:Error"),
+            "keeps-trying": ("0/1", "Init:CrashLoopBackOff"),
+            "beside": ("2/2", "Running"),
+            "unset": ("0/1", "CreateContainerConfigError"),
+            "no-program": ("0/1", "StartError"),
+            "too-long": ("0/1", "Error"),
+            "leaves": ("1/1", "Terminating"),
         }
 
         async def printed():
@@ -212,7 +229,13 @@ async def test_pods_are_printed_as_on_any_cluster(base, tmp_path, agent, cluster
         async def as_wanted():
             return await printed() == wanted
 
+        async def may_leave():
+            return (await printed()).get("leaves") == ("1/1", "Running")
+
+        await until(may_leave, what="the pod that is to be deleted")
+        assert (await kubectl("delete", "pod", "leaves", "--wait=false"))[0] == 0
         await until(as_wanted, what="the table")
+        assert (await kubectl("delete", "pod", "leaves", "--grace-period=1", "--timeout=60s"))[0] == 0
         _, said, _ = await kubectl("describe", "pod", "foreign")
         assert "nginx:1.27" in said
         assert (await kubectl("delete", "pods", "--all", "--timeout=60s"))[0] == 0
