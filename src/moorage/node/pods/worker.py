@@ -369,10 +369,8 @@ class PodWorker:
     def _tell(self, pod: Pod, decision: Decision) -> None:
         reason, message = self._over_reason
         if not decision.is_over or (not reason and decision.phase == pod.status.phase):
-            reason, message = (
-                pod.status.reason,
-                pod.status.message,
-            )  # a reason belongs to the phase that it is told with
+            # A reason belongs to the phase that it is told with.
+            reason, message = pod.status.reason, pod.status.message
         status = status_of(
             pod,
             self._attempts(),
