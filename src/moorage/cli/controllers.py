@@ -39,6 +39,13 @@ def controllers(
     pvclaimbinder_sync_period: Annotated[
         float, typer.Option(help="Seconds between looks at claims and volumes that are not at rest.", min=0.1)
     ] = 15.0,
+    disable_force_detach_on_timeout: Annotated[
+        bool,
+        typer.Option(
+            "--disable-force-detach-on-timeout",
+            help="Wait for ever, not six minutes, for a node that is not ready to unmount a volume.",
+        ),
+    ] = False,
     http_endpoint: Annotated[
         str, typer.Option(help="Address for /metrics and /healthz, as :8080 or 127.0.0.1:8080; empty is none.")
     ] = "",
@@ -55,6 +62,7 @@ def controllers(
     options = ControllerOptions(
         binder_resync_s=pvclaimbinder_sync_period,
         workers=worker_threads,
+        force_detach_on_timeout=not disable_force_detach_on_timeout,
         distributed_snapshotting=enable_distributed_snapshotting,
     )
     lease = LeaseOptions(

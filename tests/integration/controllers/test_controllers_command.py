@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from replay import Stage
+from typer.testing import CliRunner
 
+from moorage.cli.controllers import app
 from moorage.controllers.run import CONTROLLERS, LeaseOptions, Settings, chosen, run
 from moorage.errors import UsageError
 from moorage.kube.client import Client
@@ -42,6 +44,20 @@ def test_a_name_that_is_none_is_told_with_those_that_are() -> None:
 def test_controllers_are_chosen_by_name_in_the_order_of_the_table() -> None:
     assert list(chosen(["expansion", "binder"])) == ["binder", "expansion"]
     assert {"binder", "attachdetach", "protection", "scheduler", "snapshots", "garbage"} <= set(CONTROLLERS)
+
+
+@pytest.mark.parametrize(("flags", "is_forced"), [([], True), (["--disable-force-detach-on-timeout"], False)])
+def test_a_node_that_does_not_answer_is_overruled_unless_that_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], is_forced: bool
+) -> None:
+    asked: list[Settings] = []
+
+    async def take_note(kubeconfig: str | None, qps: float, burst: int, settings: Settings) -> None:
+        asked.append(settings)
+
+    monkeypatch.setattr("moorage.cli.controllers._until_stopped", take_note)
+    assert CliRunner().invoke(app, ["attachdetach", *flags]).exit_code == 0
+    assert [settings.options.force_detach_on_timeout for settings in asked] == [is_forced]
 
 
 async def test_one_leads_and_the_next_takes_over(stage: Stage) -> None:

@@ -12,7 +12,7 @@ does: `judge` is called for each change of it.
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
-from moorage.controllers.attachdetach.names import NodeName, VolumeName, attachment_name
+from moorage.controllers.attachdetach.names import NodeName, VolumeName, attachment_name, driver_and_handle
 from moorage.controllers.attachdetach.plan import (
     Action,
     Attach,
@@ -247,8 +247,9 @@ class Executor:
     def _give_up(self, volume: VolumeName, node: NodeName) -> None:
         known = self._world.volumes[volume]
         if known.attachments[node].state is State.ATTACHING:
-            driver = known.driver or "the driver"
-            self._fail_attach(volume, node, f"timed out waiting for external-attacher of {driver} CSI driver to attach")
+            driver, handle = driver_and_handle(volume) or (known.driver, volume)
+            reason = f"timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}"
+            self._fail_attach(volume, node, reason)
         else:
             self._fail_detach(volume, node, "timed out waiting for the attacher to detach")
 

@@ -123,6 +123,8 @@ class Populator:
             known.exists = known.is_ready = known.is_out_of_service = False
             known.listed = frozenset()
             self._world.dirty |= known.volumes
+            for name in known.volumes:  # what it used when it was last heard of is all that it will ever say
+                self._world.volumes[name].attachments[known.name].assumed_in_use = False
             if not known.volumes and not known.wishes:
                 del self._world.nodes[known.name]
 

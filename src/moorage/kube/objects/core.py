@@ -171,6 +171,7 @@ class VolumeMount(Struct, frozen=True):
     name: str = ""
     mount_path: str = ""
     read_only: bool = False
+    recursive_read_only: str | None = None
     sub_path: str = ""
     sub_path_expr: str = ""
     mount_propagation: str | None = None
@@ -300,7 +301,7 @@ class Pod(KubeObject, frozen=True):
 
     @property
     def is_terminated(self) -> bool:
-        """Finished, or being deleted with no container running: what controllers treat as gone."""
+        """Finished, or being deleted with every container ended or waiting: what controllers treat as gone."""
         if self.status.phase in ("Failed", "Succeeded"):
             return True
         if not self.is_deleting:
@@ -311,7 +312,7 @@ class Pod(KubeObject, frozen=True):
             *status.init_container_statuses,
             *status.ephemeral_container_statuses,
         )
-        return not any("running" in container.state for container in every)
+        return all("terminated" in container.state or "waiting" in container.state for container in every)
 
 
 class Secret(KubeObject, frozen=True):

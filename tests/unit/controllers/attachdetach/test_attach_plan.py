@@ -231,6 +231,7 @@ def test_names_are_those_of_kubernetes():
     assert name == "kubernetes.io/csi/csi.example.com^s14-handle-claim"
     assert attachment_name(name, NodeName("s14-node")).startswith("csi-4e8ba285c616c6")
     assert driver_and_handle(name) == ("csi.example.com", "s14-handle-claim")
+    assert driver_and_handle(volume_name("csi.example.com", "a^b")) == ("csi.example.com", "a^b")
 
 
 @pytest.mark.parametrize("text", ["", "kubernetes.io/csi/", "kubernetes.io/aws-ebs/vol-1", "kubernetes.io/csi/driver^"])
