@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import threading
 
 import pytest
 
 from moorage.errors import InvalidRequest
 from moorage.node.pods import shim
+from moorage.node.serve import logs
 from moorage.node.serve.logs import LogOptions, log_options_from, stream
 
 EARLY, LATE = b"2026-01-01T00:00:00.000000000Z", b"2026-01-01T00:00:09.000000000Z"
@@ -92,6 +94,42 @@ async def test_nothing_is_lost_when_the_log_is_put_aside_while_it_is_followed(tm
                 else:
                     step()
     assert seen == writer.all
+
+
+async def test_what_is_written_just_before_the_log_is_put_aside_is_read(tmp_path, monkeypatch):
+    writer, successor = Writer(tmp_path / "0.log"), logs._Log._successor
+    writer.write(1)
+    steps = [lambda: (writer.write(2), writer.put_aside(), writer.write(1))]
+
+    def between(log):
+        """The reader has come to the end of the file, and looks now whether there is another."""
+        if log._file is not None and steps:
+            steps.pop()()
+        return successor(log)
+
+    monkeypatch.setattr(logs._Log, "_successor", between)
+    assert await read(writer.path) == writer.all
+
+
+async def test_a_file_is_closed_only_after_the_thread_that_reads_it(tmp_path, monkeypatch):
+    begun, may_end, order = threading.Event(), threading.Event(), []
+
+    def slow(_log, _printer, _tail):
+        begun.set()
+        may_end.wait(60)
+        order.append("read")
+        return []
+
+    monkeypatch.setattr(logs._Log, "stored", slow)
+    monkeypatch.setattr(logs._Log, "close", lambda _log: order.append("closed"))
+    reading = asyncio.create_task(read(tmp_path / "0.log"))
+    await asyncio.to_thread(begun.wait, 60)
+    reading.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert order == ["read", "closed"]
 
 
 async def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path):

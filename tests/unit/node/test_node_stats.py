@@ -167,3 +167,6 @@ async def test_a_driver_that_hangs_keeps_no_other_volume_from_being_counted(mach
     assert usage.claim == "c1"
     stuck.hangs = False
     assert len(await machine.stats.read()) == 41
+    stuck.hangs = True
+    machine.now += 60
+    assert [one.claim for one in await machine.stats.read()] == ["c1"]  # old figures are not told as new ones
