@@ -194,6 +194,7 @@ async def test_a_refusal_leaves_nothing_on_disk(either, code):
     assert bench.volume.state_of(ONE) is State.ABSENT
     assert not bench.layout.publish_target(ONE, "pv").parent.exists()
     assert not bench.layout.block_publish("pv", ONE).exists()
+    assert not bench.layout.devices_of(ONE).exists()
     await all_goes(bench)
 
 
@@ -207,13 +208,26 @@ async def test_a_refusal_is_not_believed_when_something_is_mounted_at_the_target
 
 
 async def test_a_block_volume_is_not_unstaged_under_a_device_that_could_not_be_mapped(block):
-    link = block.layout.block_link(ONE, "pv")
-    link.parent.parent.mkdir(parents=True)
-    link.parent.write_text("in the way")  # as a full or read-only directory would be
+    place = block.layout.block_map("pv", ONE).parent
+    place.parent.mkdir(parents=True)
+    place.write_text("in the way")  # as a full or read-only directory would be
     outcome = await block.mount()
     assert outcome.failure is Failure.UNCERTAIN
     assert block.volume.state_of(ONE) is State.UNCERTAIN  # so the driver is told to unpublish before it unstages
-    link.parent.unlink()
+    place.unlink()
+    await all_goes(block, ONE)
+
+
+async def test_a_block_volume_that_is_published_after_the_agent_died_is_found_again(block):
+    seen = []
+
+    def look(method, request):
+        if method == "NodePublishVolume":
+            seen.append(set(observe(block.layout).volumes[block.name].pods))
+
+    block.driver.calls = Watched(look)
+    await block.mount()
+    assert seen == [{ONE}]  # on disk before the driver does anything
     await all_goes(block, ONE)
 
 

@@ -66,11 +66,12 @@ class BlockMounter:
         metadata.make_directory(target.parent)
         staging = self._layout.block_staging(source.spec_name)
         request = wire.publish_request(use, source, staging, target, extras, capabilities)
+        self._link(source.spec_name, use.pod.uid)
         try:
             await called("pod", driver.client.NodePublishVolume(request))
         except StepFailed as error:
             if error.failure is Failure.FINAL and state is not State.MOUNTED and not is_reconstructed:
-                self._after_publish_refusal(target, error)
+                self._after_publish_refusal(source.spec_name, use.pod.uid, error)
             raise
         try:
             await in_thread(self._map, source.spec_name, use.pod.uid, target)
@@ -89,11 +90,19 @@ class BlockMounter:
         elif os.stat(device).st_rdev != os.stat(published).st_rdev:
             mounts.unmount_all(device)  # the volume came back as another device
             mounts.bind(published, device)
-        link = self._layout.block_link(uid, spec_name)
+
+    def _link(self, spec_name: str, uid: PodUid) -> None:
+        """The pod's link to its device, before there is one: it tells the next agent that a driver was asked."""
+        device, link = self._layout.block_map(spec_name, uid), self._layout.block_link(uid, spec_name)
         metadata.make_directory(link.parent)
         if not (link.is_symlink() and os.readlink(link) == str(device)):
             link.unlink(missing_ok=True)
             link.symlink_to(device)
+
+    def _unlink(self, spec_name: str, uid: PodUid) -> None:
+        link = self._layout.block_link(uid, spec_name)
+        link.unlink(missing_ok=True)
+        remove_empty_up_to(link.parent, self._layout.pod(uid))
 
     def _write_data(self, source: CsiSource) -> None:
         attachment = attachment_name(source.driver, source.handle, self._node)
@@ -115,14 +124,16 @@ class BlockMounter:
             log.warning("directory is left behind", path=str(staging), reason=str(left))
             error.failure = Failure.UNCERTAIN
 
-    def _after_publish_refusal(self, target: Path, error: StepFailed) -> None:
+    def _after_publish_refusal(self, spec_name: str, uid: PodUid, error: StepFailed) -> None:
         """The same for the publish target, which is a mounted device or a node of one."""
+        target = self._layout.block_publish(spec_name, uid)
         if mountinfo.mount_at(target) is not None or target.is_block_device():
             error.failure = Failure.UNCERTAIN
             return
         if target.is_file() and not target.stat().st_size:
             target.unlink()
         remove_empty_up_to(target.parent, self._layout.block_devices)
+        self._unlink(spec_name, uid)
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
         source = _block(volume.source_of(uid))
@@ -139,8 +150,7 @@ class BlockMounter:
         else:
             target.unlink(missing_ok=True)
         remove_empty_up_to(target.parent, self._layout.block_devices)
-        self._layout.block_link(uid, source.spec_name).unlink(missing_ok=True)
-        remove_empty_up_to(self._layout.block_link(uid, source.spec_name).parent, self._layout.pod(uid))
+        self._unlink(source.spec_name, uid)
 
     def _unmap(self, spec_name: str, uid: PodUid) -> None:
         """The device file goes; the pod's link stays to the end, so that a crash in between is found again."""
