@@ -363,6 +363,25 @@ async def test_without_mount_propagation_later_mounts_of_the_host_stay_outside(l
         await lab.stop_agent()
 
 
+@pytest.mark.parametrize(("recursive", "seen"), [(None, "written"), ("Disabled", "written"), ("Enabled", "refused")])
+async def test_what_is_mounted_below_a_read_only_volume_is_read_only_if_asked_for(lab, recursive, seen):
+    from moorage.host import mounts
+
+    await lab.start_agent()
+    (lab.base / "h" / "below").mkdir(parents=True)
+    (lab.base / "other").mkdir()
+    mounts.bind(lab.base / "other", lab.base / "h" / "below")
+    try:
+        mount = {"name": "h", "mountPath": "/h", "readOnly": True, "recursiveReadOnly": recursive}
+        command = "touch /h/x 2>/dev/null && echo wrong; touch /h/below/x 2>/dev/null && echo written || echo refused"
+        volumes = [{"name": "h", "hostPath": {"path": str(lab.base / "h")}}]
+        _, text = await run_to_end(lab, command, volumes=volumes, mounts=[mount])
+        assert text.split() == [seen]
+    finally:
+        mounts.unmount(lab.base / "h" / "below")
+    await lab.stop_agent()
+
+
 async def test_mount_propagation_reaches_where_it_was_asked_to(lab):
     from moorage.host import mounts
 

@@ -152,6 +152,7 @@ class SpecMaker:
             "source": str(path),
             "target": "/" + mount.mount_path.strip("/"),
             "read_only": mount.read_only,
+            "recursive_read_only": mount.recursive_read_only in ("Enabled", "IfPossible"),
             "sub_path": sub_path,
             "propagation": propagation,
         }
