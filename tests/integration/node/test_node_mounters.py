@@ -1,5 +1,6 @@
 """Stage, publish and their undoing, one call at a time: real mounts, a scripted driver, no API server."""
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -10,12 +11,13 @@ from moorage.host import loop, mountinfo, mounts
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.layout import Layout, PodUid, csi_volume_name
 from moorage.node.plugins.registry import Driver, Registry
-from moorage.node.testing import GARBAGE, LIE, ScriptedDriver
+from moorage.node.testing import GARBAGE, HANG, LIE, ScriptedDriver
 from moorage.node.volumes import metadata, ownership, wire
 from moorage.node.volumes.block import BlockMounter
 from moorage.node.volumes.csi import FilesystemMounter
 from moorage.node.volumes.execute import Executor
 from moorage.node.volumes.observe import observe
+from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import (
     ActualPod,
     ActualVolume,
@@ -34,6 +36,7 @@ from moorage.node.volumes.world import (
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
+CALLS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume")
 FINAL = ("INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "PERMISSION_DENIED", GARBAGE)
 UNCERTAIN = ("CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED")
 
@@ -64,7 +67,12 @@ class NothingToFetch:
 
 
 class NoGrowth:
+    def __init__(self):
+        self.fails = False
+
     async def grow_at_mount(self, use, volume):
+        if self.fails:
+            raise StepFailed(Failure.TRANSIENT, "expand", "cannot grow")
         return Outcome()
 
 
@@ -79,7 +87,8 @@ class Bench:
         self.registry = registry
         self.fetch = NothingToFetch()
         parts = (self.layout, "n1", registry, self.fetch)
-        self.executor = Executor(FilesystemMounter(*parts), BlockMounter(*parts), None, NoGrowth())
+        self.grower = NoGrowth()
+        self.executor = Executor(FilesystemMounter(*parts), BlockMounter(*parts), None, self.grower)
         self.source = CsiSource(driver.name, "vol", "pv", is_block=block)
         self.name = csi_volume_name(driver.name, "vol")
         self.world = World(is_ready=True)
@@ -307,6 +316,50 @@ async def test_a_step_that_fails_as_nobody_expected_is_a_failure_like_any_other(
         outcome = await bench.unmount()
     assert outcome.failure is Failure.UNCERTAIN
     await all_goes(bench, ONE)
+
+
+async def test_a_volume_that_has_not_its_size_yet_keeps_its_pod_waiting_and_is_undone(either):
+    either.grower.fails = True
+    outcome = await either.mount()
+    assert (outcome.failure, outcome.step, outcome.published) == (Failure.UNCERTAIN, "expand", False)
+    assert either.volume.state_of(ONE) is State.UNCERTAIN
+    either.grower.fails = False
+    await either.mount()
+    either.grower.fails = True
+    assert (await either.mount()).failure is not None
+    assert either.volume.state_of(ONE) is State.MOUNTED  # a pod that runs keeps it
+    await all_goes(either, ONE)
+
+
+async def test_a_mount_that_fails_as_nobody_expected_leaves_it_uncertain(bench, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "publish_request", lambda *_: 1 / 0)
+        outcome = await bench.mount()
+    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "pod")
+    await all_goes(bench, ONE)
+
+
+@pytest.mark.parametrize("method", CALLS)
+async def test_a_driver_that_goes_away_during_a_call_may_have_done_it(either, method):
+    """Its socket is replaced: the connection is closed under the call."""
+    either.driver.misbehave(method, HANG, after_effect=True)
+
+    async def whole_way():
+        outcomes = [await either.mount(), await either.unmount(), await either.unstage()]
+        return [outcome.failure for outcome in outcomes if outcome.failure is not None]
+
+    task = asyncio.create_task(whole_way())
+    async with asyncio.timeout(30):
+        while not either.driver.named(method):
+            await asyncio.sleep(0)
+    old = either.registry.get("scripted.dev")
+    either.registry.add(Driver("scripted.dev", str(either.driver.socket), (1, 0, 0), 5.0))
+    await old.close()
+    assert Failure.UNCERTAIN in await task
+    either.driver.release()
+    if either.volume.state_of(ONE) is not State.ABSENT:
+        assert (await either.unmount()).failure is None
+    await all_goes(either)
 
 
 # Which steps are made at all.

@@ -1,0 +1,207 @@
+"""Volumes that the agent makes itself: where their files lie, who may read them, what is said of missing ones."""
+
+import base64
+import os
+import stat
+
+import msgspec
+import pytest
+
+from moorage.host import mountinfo, mounts
+from moorage.kube.objects.core import ConfigMap, Pod, Secret
+from moorage.node.layout import Layout, PodUid, pod_volume_name
+from moorage.node.removal import MountInTheWay
+from moorage.node.volumes.plain import PlainBody, PlainMounter, plugin_of
+from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.world import ActualPod, ActualVolume, Failure, PlainSource, PodRef, State, Use
+
+pytestmark = pytest.mark.root
+UID = PodUid("uid-1")
+SECRET = {"user": "bob", "password": "x\x00y"}
+TOKEN = {"serviceAccountToken": {"path": "token", "audience": "vault", "expirationSeconds": 600}}
+
+
+def made(kind, document):
+    return msgspec.convert(document, kind)
+
+
+class Api:
+    """A secret `s`, a configMap `c`, and tokens that are numbered."""
+
+    def __init__(self):
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in SECRET.items()}
+        meta = {"namespace": "ns"}
+        self.objects = {
+            (Secret, "s"): made(Secret, {"metadata": {"name": "s", **meta}, "data": data}),
+            (ConfigMap, "c"): made(ConfigMap, {"metadata": {"name": "c", **meta}, "data": {"a": "1"}}),
+        }
+        self.tokens, self.forgotten = [], []
+
+    async def shared(self, kind, name, namespace):
+        return self.objects.get((kind, name))
+
+    async def token(self, pod, audience, expiration_s):
+        self.tokens.append((pod.uid, audience, expiration_s))
+        return f"token-{len(self.tokens)}", ""
+
+    def forget_pod(self, uid):
+        self.forgotten.append(uid)
+
+
+class Bench:
+    def __init__(self, root):
+        self.layout, self.api = Layout(root), Api()
+        self.mounter = PlainMounter(self.layout, self.api)
+
+    def use(self, body, fs_group=None):
+        document = {
+            "metadata": {"name": "p", "namespace": "ns", "uid": UID, "labels": {"app": "x"}},
+            "spec": {"volumes": [{"name": "v", **body}]},
+        }
+        pod = made(Pod, document)
+        volume = pod.spec.volumes[0]
+        plugin = plugin_of(volume)
+        source = PlainSource(plugin, "v", PlainBody(volume, pod))
+        return Use(pod_volume_name(plugin, UID, "v"), PodRef(UID, "ns", "p"), source, ("v",), fs_group=fs_group)
+
+    async def make(self, body, fs_group=None):
+        use = self.use(body, fs_group)
+        await self.mounter.publish(use, State.ABSENT, False)
+        return self.layout.plain_volume(UID, use.source.plugin, "v")
+
+    async def remove(self, body):
+        use = self.use(body)
+        volume = ActualVolume(use.volume, PlainSource(use.source.plugin, "v", None))  # as found after a restart
+        volume.pods[UID] = ActualPod(State.UNCERTAIN, source=volume.source)
+        await self.mounter.unpublish(volume, UID)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    yield Bench(tmp_path)
+    left = [one.target for one in mountinfo.mounts_below(tmp_path)]
+    for target in reversed(left):
+        mounts.unmount(target, lazy=True)
+    assert left == []
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+PROJECTED = {"projected": {"sources": [TOKEN, {"secret": {"name": "s"}}, {"configMap": {"name": "c"}}]}}
+
+
+@pytest.mark.parametrize(
+    ("body", "in_memory"),
+    [
+        ({"secret": {"secretName": "s"}}, True),
+        (PROJECTED, True),
+        ({"configMap": {"name": "c"}}, False),
+        ({"emptyDir": {}}, False),
+        ({"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, True),
+        ({"downwardAPI": {"items": [{"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}}]}}, False),
+    ],
+    ids=["secret", "projected", "configMap", "emptyDir", "emptyDir in memory", "downwardAPI"],
+)
+async def test_what_is_secret_never_reaches_a_disk_and_all_of_it_goes_again(bench, body, in_memory):
+    place = await bench.make(body)
+    found = mountinfo.mount_at(place)
+    assert (found is not None and found.fstype == "tmpfs") is in_memory
+    await bench.make(body)  # once more is once
+    assert len(mountinfo.mounts_below(place)) == in_memory
+    await bench.remove(body)
+    assert mountinfo.mounts_below(bench.layout.root) == []
+    assert not bench.layout.volumes_of(UID).exists()
+    assert bench.api.forgotten == [UID]
+
+
+async def test_an_empty_dir_in_memory_is_no_larger_than_it_may_be(bench):
+    place = await bench.make({"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
+    assert os.statvfs(place).f_blocks * os.statvfs(place).f_frsize == 1 << 20
+    with pytest.raises(OSError, match="No space left"):
+        (place / "large").write_bytes(b"x" * (2 << 20))
+    await bench.remove({"emptyDir": {}})
+
+
+async def test_keys_paths_and_modes_are_those_of_the_pod(bench):
+    items = [{"key": "user", "path": "deep/name", "mode": 0o400}, {"key": "password", "path": "p"}]
+    place = await bench.make({"secret": {"secretName": "s", "items": items, "defaultMode": 0o440}})
+    assert (place / "deep" / "name").read_text() == "bob"
+    assert (place / "p").read_text() == SECRET["password"]
+    assert (mode_of(place / "deep" / "name"), mode_of(place / "p")) == (0o400, 0o440)
+    assert sorted(one.name for one in place.iterdir() if not one.name.startswith("..")) == ["deep", "p"]
+    await bench.remove({"secret": {}})
+
+
+@pytest.mark.parametrize(("fs_group", "mode"), [(None, 0o600), (4321, 0o640)])
+async def test_a_token_is_for_its_pod_alone(bench, fs_group, mode):
+    place = await bench.make(PROJECTED, fs_group)
+    assert (place / "token").read_text() == "token-1"
+    assert bench.api.tokens == [(UID, "vault", 600)]
+    assert mode_of(place / "token") == mode
+    if fs_group is not None:
+        assert (place / "token").stat().st_gid == fs_group
+    assert (place / "user").read_text() == "bob"
+    assert (place / "a").read_text() == "1"
+    await bench.make(PROJECTED, fs_group)  # the token has become another one
+    assert (place / "token").read_text() == "token-2"
+    await bench.remove(PROJECTED)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"secret": {"secretName": "none"}}, "secret ns/none not found"),
+        ({"configMap": {"name": "none"}}, "configmap ns/none not found"),
+        ({"secret": {"secretName": "s", "items": [{"key": "no", "path": "x"}]}}, "has no key 'no'"),
+        ({"projected": {"sources": [{"clusterTrustBundle": {}}]}}, "projected source clusterTrustBundle"),
+        ({"hostPath": {"path": "/nowhere/at/all", "type": "Directory"}}, "is not a Directory"),
+        ({"hostPath": {"path": "/etc", "type": "File"}}, "is not a File"),
+    ],
+)
+async def test_what_is_missing_is_named_and_nothing_is_made(bench, body, words):
+    with pytest.raises(StepFailed, match=words) as caught:
+        await bench.make(body)
+    assert (caught.value.failure, caught.value.step) == (Failure.TRANSIENT, "pod")
+    assert not bench.layout.volumes_of(UID).exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"secret": {"secretName": "none", "optional": True}},
+        {"secret": {"secretName": "s", "optional": True, "items": [{"key": "no", "path": "x"}]}},
+        {"projected": {"sources": [{"configMap": {"name": "none", "optional": True}}]}},
+    ],
+)
+async def test_what_is_optional_may_be_missing(bench, body):
+    place = await bench.make(body)
+    assert [one.name for one in place.iterdir() if not one.name.startswith("..")] == []
+    await bench.remove(body)
+
+
+async def test_a_path_of_the_host_is_never_touched_but_made_if_that_is_asked(bench, tmp_path):
+    wanted = tmp_path / "made" / "here"
+    body = {"hostPath": {"path": str(wanted), "type": "DirectoryOrCreate"}}
+    await bench.make(body)
+    (wanted / "file").write_text("kept")
+    await bench.remove(body)
+    assert (wanted / "file").read_text() == "kept"
+    await bench.make({"hostPath": {"path": str(wanted / "new"), "type": "FileOrCreate"}})
+    assert (wanted / "new").is_file()
+
+
+@pytest.mark.parametrize("body", [{"emptyDir": {}}, {"configMap": {"name": "c"}}, {"secret": {"secretName": "s"}}])
+async def test_a_mount_that_somebody_made_over_it_is_not_taken_for_ours(bench, tmp_path, body):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("irreplaceable")
+    place = await bench.make(body)
+    mounts.bind(precious, place)
+    with pytest.raises(MountInTheWay):
+        await bench.remove(body)
+    assert (precious / "data").read_text() == "irreplaceable"
+    mounts.unmount(place)
+    await bench.remove(body)
+    assert not place.exists()
