@@ -1,6 +1,7 @@
 """Requests as one line of JSON with every secret replaced, also inside nested messages.
 
-Owns: finding the fields that are marked `csi_secret`, by reflection, once per message type.
+Owns: finding the fields that are marked `csi_secret`, by reflection, once per message type; and the few that
+may be sensitive without a mark.
 Start reading at: `one_line`.
 """
 
@@ -16,6 +17,7 @@ from moorage.csi.generated import csi_pb2
 
 STRIPPED = "***stripped***"
 _LONGEST_TEXT = 256
+_UNMARKED = frozenset({"mount_flags"})  # some filesystems take credentials there
 _TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"  # kubelet puts these among plain attributes
 
 
@@ -34,7 +36,8 @@ def plain(message: Message) -> dict[str, Any]:
 
 @cache
 def _secret_fields(descriptor: Descriptor) -> frozenset[str]:
-    return frozenset(field.name for field in descriptor.fields if field.GetOptions().Extensions[csi_pb2.csi_secret])
+    marked = {field.name for field in descriptor.fields if field.GetOptions().Extensions[csi_pb2.csi_secret]}
+    return frozenset(marked | _UNMARKED)
 
 
 def _value(field: FieldDescriptor, value: Any) -> Any:

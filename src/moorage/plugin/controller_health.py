@@ -8,7 +8,7 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.plugin import wire
-from moorage.plugin.pages import collect
+from moorage.plugin.pages import collect, shown
 from moorage.plugin.parts import Parts
 from moorage.storage import HealthEntry, VolumeHealth, errors, ids
 
@@ -43,11 +43,13 @@ def _get(parts: Parts, volume_id: str) -> tuple[HealthEntry, ...]:
 
 def _list(parts: Parts, max_entries: int, token: str) -> tuple[list[VolumeHealth], str]:
     """Only volumes that something is wrong with."""
-    found, next_token = collect(
+    return collect(
         parts.pools,
-        lambda pool, after, limit: pool.unhealthy(after=after, limit=limit),
+        shown(
+            lambda pool, after, limit: pool.unhealthy(after=after, limit=limit),
+            lambda health: not ids.is_ephemeral(health.volume_id),
+        ),
         lambda health: health.volume_id,
         max_entries,
         token,
     )
-    return [health for health in found if not ids.is_ephemeral(health.volume_id)], next_token

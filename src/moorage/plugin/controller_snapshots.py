@@ -7,15 +7,14 @@ Start reading at: `SnapshotCalls`.
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
-from moorage.errors import InvalidRequest
 from moorage.log import get_logger
 from moorage.plugin import wire
 from moorage.plugin.controller_volumes import persistent_pool
-from moorage.plugin.pages import collect
+from moorage.plugin.pages import check, collect
 from moorage.plugin.parameters import SnapshotParameters
 from moorage.plugin.parts import Parts, snapshot_key
 from moorage.plugin.topology import check_snapshot_place
-from moorage.storage import CreateSnapshot, Snapshot, errors, ids
+from moorage.storage import CreateSnapshot, Snapshot, ids
 
 log = get_logger(__name__)
 
@@ -52,15 +51,15 @@ class SnapshotCalls:
 
 def _create(parts: Parts, request: pb.CreateSnapshotRequest) -> Snapshot:
     parameters = SnapshotParameters.parse(request.parameters)
-    pool = persistent_pool(parts, request.source_volume_id)
+    # One that was cut before is found again also when its volume has been deleted since.
+    cut_before = parts.pools.of_snapshot(ids.id_from(request.name))
+    pool = cut_before or persistent_pool(parts, request.source_volume_id)
     requisite, _ = wire.topologies_from(request.accessibility_requirements)
     check_snapshot_place(requisite, parts.settings)
-    snapshot_id = ids.id_from(request.name)
-    for other in parts.pools:
-        if other is not pool and other.find_snapshot(snapshot_id) is not None:
-            raise errors.NameTaken("snapshot", request.name, f"it is of another volume, in pool {other.name}")
     wish = CreateSnapshot(name=request.name, volume_id=request.source_volume_id, in_use=parameters.in_use)
     snapshot = pool.create_snapshot(wish)
+    if cut_before is not None:
+        return snapshot
     parts.copies[snapshot.copy_path.value] += 1
     log.info("snapshot taken", snapshot=snapshot.id, volume=snapshot.volume_id, copied_by=snapshot.copy_path.value)
     return snapshot
@@ -75,8 +74,7 @@ def _delete(parts: Parts, snapshot_id: str) -> None:
 def _list(parts: Parts, request: pb.ListSnapshotsRequest) -> tuple[list[Snapshot], str]:
     """A filter that matches nothing is an empty list."""
     if request.snapshot_id:
-        if request.max_entries < 0:
-            raise InvalidRequest(f"max_entries is {request.max_entries}; it must not be negative")
+        check(request.max_entries, request.starting_token)
         found = [pool.find_snapshot(request.snapshot_id) for pool in parts.pools]
         return [each for each in found if each is not None and request.source_volume_id in ("", each.volume_id)], ""
     return collect(

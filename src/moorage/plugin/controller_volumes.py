@@ -11,13 +11,13 @@ from moorage.errors import InvalidRequest, MoorageError
 from moorage.host import filesystems, loop
 from moorage.log import get_logger
 from moorage.plugin import creation, wire
-from moorage.plugin.access import why_unsupported
-from moorage.plugin.pages import collect
-from moorage.plugin.parameters import ClassParameters, pool_from
+from moorage.plugin.access import Access, why_inconsistent, why_unsupported
+from moorage.plugin.pages import collect, shown
+from moorage.plugin.parameters import ClassParameters, fs_type_from, pool_from
 from moorage.plugin.parts import Parts, volume_key
 from moorage.plugin.topology import is_here
 from moorage.plugin.tuning import retune
-from moorage.storage import Condition, Kind, Pool, Volume, errors, ids
+from moorage.storage import Kind, Pool, Volume, errors, ids, mutable
 
 log = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class VolumeCalls:
         volume = await self._parts.work.run(persistent_volume, self._parts, volume_id)
         why = _why_not_valid(volume, request)
         if why:
-            return pb.ValidateVolumeCapabilitiesResponse(message=why)
+            return pb.ValidateVolumeCapabilitiesResponse(message=wire.short(why))
         confirmed = pb.ValidateVolumeCapabilitiesResponse.Confirmed(
             volume_context=request.volume_context,
             volume_capabilities=request.volume_capabilities,
@@ -111,20 +111,31 @@ def _delete(parts: Parts, volume_id: str) -> None:
 def _list(parts: Parts, max_entries: int, token: str) -> tuple[list[pb.ListVolumesResponse.Entry], str]:
     volumes, next_token = collect(
         parts.pools,
-        lambda pool, after, limit: pool.volumes(after=after, limit=limit),
+        shown(
+            lambda pool, after, limit: pool.volumes(after=after, limit=limit),
+            lambda volume: not volume.ephemeral,
+        ),
         lambda volume: volume.id,
         max_entries,
         token,
     )
-    entries = [_entry(parts, volume) for volume in volumes if not volume.ephemeral]
+    entries = [entry for volume in volumes if (entry := _entry(parts, volume)) is not None]
     return entries, next_token
 
 
-def _entry(parts: Parts, volume: Volume) -> pb.ListVolumesResponse.Entry:
+def _entry(parts: Parts, volume: Volume) -> pb.ListVolumesResponse.Entry | None:
+    """One line of the list; None for a volume that was deleted meanwhile."""
+    try:
+        return _listed(parts, volume)
+    except errors.VolumeNotFound:
+        return None
+
+
+def _listed(parts: Parts, volume: Volume) -> pb.ListVolumesResponse.Entry:
     pool = parts.pools.named(volume.pool)
     status = pb.ListVolumesResponse.VolumeStatus(
         published_node_ids=_attached_nodes(parts, pool, volume.id),
-        volume_condition=wire.condition_message(Condition.of(pool.health(volume.id))),
+        volume_condition=wire.condition_message(pool.health(volume.id)),
     )
     return pb.ListVolumesResponse.Entry(volume=wire.volume_message(volume, parts.settings), status=status)
 
@@ -133,7 +144,7 @@ def _get(parts: Parts, volume_id: str) -> pb.ControllerGetVolumeResponse:
     pool = persistent_pool(parts, volume_id)
     status = pb.ControllerGetVolumeResponse.VolumeStatus(
         published_node_ids=_attached_nodes(parts, pool, volume_id),
-        volume_condition=wire.condition_message(Condition.of(pool.health(volume_id))),
+        volume_condition=wire.condition_message(pool.health(volume_id)),
     )
     volume = wire.volume_message(pool.volume(volume_id), parts.settings)
     return pb.ControllerGetVolumeResponse(volume=volume, status=status)
@@ -158,32 +169,55 @@ def _why_not_valid(volume: Volume, request: pb.ValidateVolumeCapabilitiesRequest
     if request.parameters or request.mutable_parameters:
         try:
             chosen = ClassParameters.parse(request.parameters, request.mutable_parameters)
+            mutable.validated(chosen.mutable)
         except MoorageError as error:
             return str(error)
-        if chosen.kind is not volume.kind:
-            return f"parameters: kind is {chosen.kind}, but the volume's is {volume.kind}"
+        return _why_of_another_class(volume, chosen)
+    return ""
+
+
+def _why_of_another_class(volume: Volume, chosen: ClassParameters) -> str:
+    """Why the volume is not one that this class makes; what a class leaves open fits every volume."""
+    thickness = {True: "thick", False: "thin"}
+    pairs = (
+        ("kind", chosen.kind.value, volume.kind.value),
+        ("pool", chosen.pool or volume.pool, volume.pool),
+        ("provisioning", thickness[chosen.thick], thickness[volume.thick]),
+        ("fsType", chosen.fs_type or volume.filesystem, volume.filesystem),
+        ("snapshotInUse", chosen.in_use.value, volume.in_use.value),
+    )
+    for key, asked, own in pairs:
+        if asked != own:
+            return f"parameters: {key} is {asked}, but the volume's is {own or 'none'}"
     return ""
 
 
 def _capacity(parts: Parts, request: pb.GetCapacityRequest) -> pb.GetCapacityResponse:
     """Other keys of a class are of no concern here: the caller passes all of them."""
-    segments = request.accessible_topology.segments
+    segments = wire.segments_from("accessible_topology", request.accessible_topology)
     if segments and not parts.settings.is_shared and not is_here(segments, parts.settings):
         return pb.GetCapacityResponse(available_capacity=0)
     name = pool_from(request.parameters)
     pool = parts.pools.named(name)
-    filesystem = ""
-    for index, capability in enumerate(request.volume_capabilities):
-        access = wire.access_from(f"volume_capabilities[{index}]", capability)
-        if why_unsupported(access, is_directory=request.parameters.get("kind") == Kind.DIRECTORY):
-            return pb.GetCapacityResponse(available_capacity=0)
-        filesystem = "" if access.is_block else access.fs_type or filesystem
+    accesses = wire.accesses_from(request.volume_capabilities) if request.volume_capabilities else []
+    is_directory = request.parameters.get("kind") == Kind.DIRECTORY
+    if why_inconsistent(accesses) or any(why_unsupported(each, is_directory=is_directory) for each in accesses):
+        return pb.GetCapacityResponse(available_capacity=0)
+    filesystem = "" if is_directory else _filesystem_of(accesses, fs_type_from(request.parameters))
     room = pool.capacity()
     return pb.GetCapacityResponse(
         available_capacity=max(0, room.available_bytes),
         maximum_volume_size=wire.int64(max(0, room.largest_bytes)),
         minimum_volume_size=wire.int64(filesystems.MINIMUM_BYTES.get(filesystem, 0)),
     )
+
+
+def _filesystem_of(accesses: list[Access], of_class: str) -> str:
+    """Whose smallest size counts; a class alone may be for block devices, which have the smallest of all."""
+    if any(access.is_block for access in accesses):
+        return ""
+    named = next((access.fs_type for access in accesses if access.fs_type), "") or of_class
+    return named or ("ext4" if accesses else "")
 
 
 def _expand(

@@ -19,8 +19,6 @@ from moorage.plugin.staging import default_filesystem
 from moorage.plugin.topology import check_place
 from moorage.storage import CreateVolume, Kind, Pool, Snapshot, Source, Volume, errors, ids, mutable
 
-DEFAULT_BYTES = 1024**3
-
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -50,9 +48,7 @@ def wish_from(request: pb.CreateVolumeRequest) -> Wish:
     chosen = ClassParameters.parse(request.parameters, request.mutable_parameters)
     mutable.validated(chosen.mutable)
     _check_accesses(accesses, chosen.kind)
-    source = wire.source_from(request.volume_content_source)
-    if not required and source is None:
-        required = min(DEFAULT_BYTES, limit) if limit else DEFAULT_BYTES
+    source = wire.source_from(request)
     requisite, _ = wire.topologies_from(request.accessibility_requirements)
     create = CreateVolume(
         name=name,
@@ -81,16 +77,18 @@ def create(parts: Parts, wish: Wish) -> Volume:
     """The volume of this name, made now or found; every error leaves nothing behind."""
     check_place(wish.requisite, parts.settings)
     check_limits(parts, wish.create.mutable, wish.create.kind)
-    pool = _pool_for(parts, wish)
-    source = _source_object(pool, wish.create.source)
-    filesystem = _filesystem_for(wish, source, pool.find_volume(wish.volume_id))
+    existing = _existing(parts, wish)
+    pool = _pool_for(parts, wish) if existing is None else parts.pools.named(existing.pool)
+    # A volume that was made before is found again also when its source has been deleted since.
+    source = _source_object(pool, wish.create.source) if existing is None else None
+    filesystem = _filesystem_for(wish, source, existing)
     parameters = {"pool": pool.name, "snapshotInUse": wish.create.in_use.value}
     was_chosen = bool(wish.fs_type) or source is not None
     smallest = 0 if was_chosen or filesystem != "xfs" else 1 << 20  # the default was chosen to fit
     volume = pool.create_volume(
         replace(wish.create, filesystem=filesystem, parameters=parameters, smallest_bytes=smallest)
     )
-    if volume.copy_path:
+    if volume.copy_path and existing is None:
         parts.copies[volume.copy_path.value] += 1
     return volume
 
@@ -110,8 +108,18 @@ def _check_accesses(accesses: tuple[Access, ...], kind: Kind) -> None:
         raise InvalidRequest(f"volume_capabilities: {why}")
 
 
+def _existing(parts: Parts, wish: Wish) -> Volume | None:
+    """The volume of this name, in whichever pool; a name that exists stays where it is."""
+    pool = parts.pools.of_volume(wish.volume_id)
+    if pool is None:
+        return None
+    if wish.pool_name not in ("", pool.name):
+        raise errors.NameTaken("volume", wish.create.name, f"it is in pool {pool.name}")
+    return pool.find_volume(wish.volume_id)
+
+
 def _pool_for(parts: Parts, wish: Wish) -> Pool:
-    """The pool of the source or of the class; a name that exists stays where it is."""
+    """The pool of the source or of the class."""
     source = wish.create.source
     if source is not None:
         pool = _pool_of_source(parts, source)
@@ -120,10 +128,7 @@ def _pool_for(parts: Parts, wish: Wish) -> Pool:
                 f"parameters: pool is {wish.pool_name!r}, but the {source.kind} {source.id} is in pool {pool.name!r}"
             )
         return pool
-    existing = parts.pools.of_volume(wish.volume_id)
-    if existing is not None and wish.pool_name and existing.name != wish.pool_name:
-        raise errors.NameTaken("volume", wish.create.name, f"it is in pool {existing.name}")
-    return existing or parts.pools.named(wish.pool_name)
+    return parts.pools.named(wish.pool_name)
 
 
 def _pool_of_source(parts: Parts, source: Source) -> Pool:

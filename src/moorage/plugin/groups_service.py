@@ -15,7 +15,7 @@ from moorage.plugin.capabilities import group_capabilities
 from moorage.plugin.controller_volumes import persistent_pool
 from moorage.plugin.parameters import SnapshotParameters
 from moorage.plugin.parts import Parts, group_key
-from moorage.storage import Group, errors, ids
+from moorage.storage import Group, ids
 
 log = get_logger(__name__)
 
@@ -66,16 +66,16 @@ class GroupService(csi_pb2_grpc.GroupControllerServicer):
 
 def _create(parts: Parts, request: pb.CreateVolumeGroupSnapshotRequest) -> Group:
     parameters = SnapshotParameters.parse(request.parameters)
-    group_id = ids.id_from(request.name)
-    pools = {pool.name: pool for pool in (persistent_pool(parts, each) for each in request.source_volume_ids)}
+    own = {key: value for key, value in request.parameters.items() if key == "snapshotInUse"}
+    wanted = list(request.source_volume_ids)
+    cut_before = parts.pools.of_group(ids.id_from(request.name))
+    if cut_before is not None:  # it is found again also when its volumes have been deleted since
+        return cut_before.create_group(request.name, wanted, own, parameters.in_use)
+    pools = {pool.name: pool for pool in (persistent_pool(parts, each) for each in wanted)}
     if len(pools) > 1:
         raise SeveralPools(f"source_volume_ids are in several pools ({', '.join(sorted(pools))}); use one a group")
     pool = next(iter(pools.values()))
-    for other in parts.pools:
-        if other is not pool and other.find_group(group_id) is not None:
-            raise errors.NameTaken("group snapshot", request.name, f"it is in pool {other.name}")
-    own = {key: value for key, value in request.parameters.items() if key == "snapshotInUse"}
-    group = pool.create_group(request.name, list(request.source_volume_ids), own, parameters.in_use)
+    group = pool.create_group(request.name, wanted, own, parameters.in_use)
     parts.copies.update(member.copy_path.value for member in group.snapshots)
     log.info("group snapshot taken", group=group.id, members=len(group.snapshots), held_ms=group.held_ms)
     return group
@@ -83,12 +83,23 @@ def _create(parts: Parts, request: pb.CreateVolumeGroupSnapshotRequest) -> Group
 
 def _delete(parts: Parts, group_id: str, snapshot_ids: tuple[str, ...]) -> None:
     for pool in parts.pools:
+        group = pool.find_group(group_id)
+        if group is None:
+            continue
+        _check_members(group, set(snapshot_ids))
         if pool.delete_group(group_id, snapshot_ids):
             log.info("group snapshot deleted", group=group_id, pool=pool.name)
 
 
 def _get(parts: Parts, group_id: str, snapshot_ids: set[str]) -> Group:
     group = parts.pool_of_group(group_id).group(group_id)
-    if snapshot_ids and snapshot_ids != {member.id for member in group.snapshots}:
-        raise InvalidRequest(f"snapshot_ids are not the members of group snapshot {group_id}")
+    _check_members(group, snapshot_ids)
     return group
+
+
+def _check_members(group: Group, snapshot_ids: set[str]) -> None:
+    """The caller has to name the members; for a group that is not there, nobody asks for them."""
+    if not snapshot_ids:
+        raise InvalidRequest(f"snapshot_ids: the members of group snapshot {group.id} are needed")
+    if snapshot_ids != {member.id for member in group.snapshots}:
+        raise InvalidRequest(f"snapshot_ids are not the members of group snapshot {group.id}")

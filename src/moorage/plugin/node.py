@@ -24,7 +24,7 @@ from moorage.plugin.observe import NodeVolume
 from moorage.plugin.parts import Parts, volume_key
 from moorage.plugin.publishing import Bind
 from moorage.plugin.targets import Target, check_path
-from moorage.storage import Attachment, Condition, HealthEntry, errors
+from moorage.storage import Attachment, HealthEntry, errors
 
 log = get_logger(__name__)
 
@@ -233,13 +233,13 @@ def _stats(parts: Parts, request: pb.NodeGetVolumeStatsRequest) -> pb.NodeGetVol
         # Nothing can be said about how much is used, but what is wrong can.
         if not entries or mountinfo.mount_at(os.path.realpath(path)) is None:
             raise
-        return pb.NodeGetVolumeStatsResponse(volume_condition=wire.condition_message(Condition.of(tuple(entries))))
+        return pb.NodeGetVolumeStatsResponse(volume_condition=wire.condition_message(entries))
     if not is_there:
         raise NotAtPath(request.volume_id, path)
     entries = nodehealth.volume_health(parts, volume, [path])
     return pb.NodeGetVolumeStatsResponse(
         usage=nodehealth.usage(volume, path),
-        volume_condition=wire.condition_message(Condition.of(tuple(entries))),
+        volume_condition=wire.condition_message(entries),
     )
 
 

@@ -12,6 +12,7 @@ from moorage.host import loop, mounts
 from moorage.host.commands import run
 from moorage.host.errors import CommandFailed, HostError
 from moorage.log import get_logger
+from moorage.plugin import wire
 from moorage.plugin.observe import NodeVolume, is_dead, observe
 from moorage.plugin.parts import Parts
 from moorage.storage import HealthEntry, HealthStatus, Pools, health, ids
@@ -96,15 +97,25 @@ def health_of_unreadable(parts: Parts, volume_id: str) -> list[HealthEntry]:
 
 
 def storage_health(pools: Pools) -> list[pb.NodeGetStorageHealthResponse.StorageBackendHealth]:
-    """What is wrong with the pools themselves."""
-    found = []
+    """What is wrong with the pools themselves: one entry for each reason, which names every pool that has it."""
+    found: dict[str, list[tuple[str, HealthEntry]]] = {}
     for pool in pools:
         for entry in pool.pool_health():
-            is_gone = entry.status is HealthStatus.INACCESSIBLE
-            status = pb.STORAGE_UNREACHABLE if is_gone else pb.STORAGE_DEGRADED
-            message = f"pool {pool.name}: {entry.message}"
-            found.append(_StorageHealth(status=status, reason=entry.reason, message=message))
-    return found
+            found.setdefault(entry.reason, []).append((pool.name, entry))
+    return [_backend_health(each) for each in found.values()]
+
+
+def _backend_health(
+    sick: Sequence[tuple[str, HealthEntry]],
+) -> pb.NodeGetStorageHealthResponse.StorageBackendHealth:
+    names, first = [name for name, _ in sick], sick[0][1]
+    is_gone = first.status is HealthStatus.INACCESSIBLE
+    which = f"pool {names[0]}" if len(names) == 1 else f"pools {', '.join(names)}"
+    return _StorageHealth(
+        status=pb.STORAGE_UNREACHABLE if is_gone else pb.STORAGE_DEGRADED,
+        reason=first.reason,
+        message=wire.short(f"{which}: {first.message}"),
+    )
 
 
 def _unique(entries: Sequence[HealthEntry]) -> list[HealthEntry]:

@@ -21,6 +21,30 @@ class BadToken(MoorageError):
     code = "ABORTED"
 
 
+def shown(
+    fetch: Callable[[Pool, str, int], Page[Item]], is_shown: Callable[[Item], bool]
+) -> Callable[[Pool, str, int], Page[Item]]:
+    """`fetch` without what is not for the caller: a page is as full, and a token as true, as if it were not there."""
+
+    def fetched(pool: Pool, after: str, limit: int) -> Page[Item]:
+        found: list[Item] = []
+        while True:
+            page = fetch(pool, after, limit - len(found) if limit else 0)
+            found += [item for item in page.items if is_shown(item)]
+            if not page.next or (limit and len(found) >= limit):
+                return Page(tuple(found), page.next)
+            after = page.next
+
+    return fetched
+
+
+def check(max_entries: int, starting_token: str) -> None:
+    """InvalidRequest or BadToken for what no list can begin with."""
+    if max_entries < 0:
+        raise InvalidRequest(f"max_entries is {max_entries}; it must not be negative")
+    _position(starting_token)
+
+
 def collect(
     pools: Iterable[Pool],
     fetch: Callable[[Pool, str, int], Page[Item]],
@@ -29,8 +53,7 @@ def collect(
     starting_token: str,
 ) -> tuple[list[Item], str]:
     """One page of what `fetch(pool, after_id, limit)` finds, and the next page's token; 0 means all."""
-    if max_entries < 0:
-        raise InvalidRequest(f"max_entries is {max_entries}; it must not be negative")
+    check(max_entries, starting_token)
     from_pool, after = _position(starting_token)
     wanted = max_entries + 1 if max_entries else 0  # one more tells whether a page follows
     found: list[tuple[str, Item]] = []

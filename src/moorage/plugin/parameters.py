@@ -48,7 +48,7 @@ class ClassParameters:
             kind=Kind(_one_of("kind", fixed.get("kind", "image"), ("image", "directory"))),
             thick=_one_of("provisioning", fixed.get("provisioning", "thin"), ("thin", "thick")) == "thick",
             in_use=_in_use(fixed.get("snapshotInUse", "refuse")),
-            fs_type=_filesystem("fsType", fixed.get("fsType", "") or parameters.get(_FS_TYPE, "")),
+            fs_type=_filesystem("fsType", fs_type_from(parameters)),
             mutable=changeable,
         )
 
@@ -85,6 +85,11 @@ class InlineParameters:
 def pool_from(parameters: Mapping[str, str]) -> str:
     """The pool that a class names. For capacity, where all other keys are of no concern."""
     return parameters.get("pool", "")
+
+
+def fs_type_from(parameters: Mapping[str, str]) -> str:
+    """The filesystem that a class names, in either of its two keys."""
+    return parameters.get("fsType", "") or parameters.get(_FS_TYPE, "")
 
 
 def size_from(key: str, text: str) -> int:

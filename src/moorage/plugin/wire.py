@@ -7,11 +7,13 @@ Start reading at: `access_from`, `volume_message`.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.protobuf.wrappers_pb2 import Int64Value
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.limits import STRING_BYTES
 from moorage.errors import InvalidRequest
 from moorage.plugin.access import Access, Mode
 from moorage.plugin.settings import TOPOLOGY_KEY, Settings
@@ -89,22 +91,33 @@ def size_range_from(field: str, capacity: pb.CapacityRange) -> tuple[int, int]:
     return capacity.required_bytes, capacity.limit_bytes
 
 
-def source_from(content: pb.VolumeContentSource) -> Source | None:
-    """The source that is set; an empty message says that there is none."""
+def source_from(request: pb.CreateVolumeRequest) -> Source | None:
+    """The source that is asked for. One of a type that is not known is refused: an empty volume is no copy of it."""
+    if not request.HasField("volume_content_source"):
+        return None
+    content = request.volume_content_source
     kind = content.WhichOneof("type")
     if kind == "snapshot":
         return Source.snapshot(required("volume_content_source.snapshot.snapshot_id", content.snapshot.snapshot_id))
     if kind == "volume":
         return Source.volume(required("volume_content_source.volume.volume_id", content.volume.volume_id))
-    return None
+    raise InvalidRequest("volume_content_source is neither a snapshot nor a volume")
 
 
 def topologies_from(requirement: pb.TopologyRequirement) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """`(requisite, preferred)` as plain segments."""
+    field = "accessibility_requirements"
     return (
-        [dict(each.segments) for each in requirement.requisite],
-        [dict(each.segments) for each in requirement.preferred],
+        [segments_from(f"{field}.requisite", each) for each in requirement.requisite],
+        [segments_from(f"{field}.preferred", each) for each in requirement.preferred],
     )
+
+
+def segments_from(field: str, topology: pb.Topology) -> dict[str, str]:
+    """The segments of a place; keys that differ in case alone are one key with two values, which is no place."""
+    if len({key.lower() for key in topology.segments}) != len(topology.segments):
+        raise InvalidRequest(f"{field}: two keys differ in case alone")
+    return dict(topology.segments)
 
 
 def topology_messages(settings: Settings) -> list[pb.Topology]:
@@ -157,8 +170,14 @@ def group_message(group: Group, settings: Settings) -> pb.VolumeGroupSnapshot:
     )
 
 
-def condition_message(condition: Condition) -> pb.VolumeCondition:
-    return pb.VolumeCondition(abnormal=condition.abnormal, message=condition.message)
+def condition_message(entries: Sequence[HealthEntry]) -> pb.VolumeCondition:
+    """All reasons; where their messages are too long for one string, each has an equal part of it."""
+    condition = Condition.of(tuple(entries))
+    if len(condition.message.encode()) > STRING_BYTES:
+        room = STRING_BYTES - sum(len(f"{entry.reason}: ; ") for entry in entries)
+        cut = [replace(entry, message=short(entry.message, room // len(entries))) for entry in entries]
+        condition = Condition.of(tuple(cut))
+    return pb.VolumeCondition(abnormal=condition.abnormal, message=short(condition.message))
 
 
 def health_message(volume_id: str, entries: Sequence[HealthEntry]) -> pb.VolumeHealth:
@@ -167,11 +186,21 @@ def health_message(volume_id: str, entries: Sequence[HealthEntry]) -> pb.VolumeH
     return pb.VolumeHealth(
         volume_id=volume_id,
         health_statuses=[
-            pb.VolumeHealth.VolumeHealthEntry(status=_HEALTH[entry.status], reason=entry.reason, message=entry.message)
+            pb.VolumeHealth.VolumeHealthEntry(
+                status=_HEALTH[entry.status], reason=entry.reason, message=short(entry.message)
+            )
             for entry in entries
             if unique[entry.status, entry.reason] is entry
         ],
     )
+
+
+def short(message: str, size: int = STRING_BYTES) -> str:
+    """A message as a field of an answer, where CSI allows as many bytes as in a request."""
+    raw = message.encode()
+    if len(raw) <= size:
+        return message
+    return raw[: max(0, size - 3)].decode(errors="ignore") + "…"  # which has 3 bytes
 
 
 def timestamp(nanoseconds: int) -> Timestamp:

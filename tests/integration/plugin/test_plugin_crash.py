@@ -164,9 +164,10 @@ async def test_every_step_can_be_the_last(mortal, pool, tmp_path, write_synced):
 
     await insist(lambda: caller.unpublish(volume))
     await insist(lambda: caller.unstage(volume))
+    members = [member.snapshot_id for member in group.snapshots]
     await insist(
         lambda: caller.client.DeleteVolumeGroupSnapshot(
-            pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=group.group_snapshot_id)
+            pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=group.group_snapshot_id, snapshot_ids=members)
         )
     )
     await insist(lambda: caller.client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=snapshot)))
@@ -239,7 +240,8 @@ async def test_every_step_of_a_directory_can_be_the_last(mortal, pool, tmp_path,
     for each in (volume, restored, clone):
         await insist(lambda each=each: caller.unstage(each))
         await insist(lambda each=each: caller.delete(each))
-    delete_group = pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=group.group_snapshot_id)
+    members = [member.snapshot_id for member in group.snapshots]
+    delete_group = pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=group.group_snapshot_id, snapshot_ids=members)
     await insist(lambda: caller.client.DeleteVolumeGroupSnapshot(delete_group))
     await insist(lambda: caller.client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=snapshot)))
     await until_reclaimed(pool)

@@ -260,13 +260,15 @@ def test_secrets_never_reach_the_log_also_nested():
         volume_id="v",
         secrets={"password": "hunter2"},
         volume_context={"csi.storage.k8s.io/serviceAccount.tokens": "hunter3", "plain": "shown"},
-        volume_capability=pb.VolumeCapability(mount=pb.VolumeCapability.MountVolume(fs_type="xfs")),
+        volume_capability=pb.VolumeCapability(
+            mount=pb.VolumeCapability.MountVolume(fs_type="xfs", mount_flags=["password=hunter4"])
+        ),
     )
     line = redact.one_line(request)
     assert "hunter" not in line
     assert json.loads(line)["secrets"] == redact.STRIPPED
     assert json.loads(line)["volume_context"]["plain"] == "shown"
-    assert json.loads(line)["volume_capability"] == {"mount": {"fs_type": "xfs"}}
+    assert json.loads(line)["volume_capability"] == {"mount": {"fs_type": "xfs", "mount_flags": redact.STRIPPED}}
 
 
 async def test_each_call_is_one_log_line_without_secrets(client, caplog):

@@ -1,0 +1,545 @@
+"""The contract sentence by sentence: repeats, required fields, lists, what is announced, how long answers are."""
+
+import asyncio
+import dataclasses
+import os
+import threading
+
+import pytest
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
+from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
+from moorage.plugin.identity import IdentityService
+from moorage.plugin.run import serve
+from moorage.plugin.settings import TOPOLOGY_KEY
+from moorage.storage import CreateVolume, HealthEntry, HealthStatus, VolumeHealth, ids
+
+SECOND = {"pool": "second"}
+
+
+async def volumes_of(client):
+    return [entry.volume for entry in (await client.ListVolumes(pb.ListVolumesRequest())).entries]
+
+
+# --- a name stays one object -------------------------------------------------------------------
+
+
+async def test_a_name_is_one_volume_over_all_pools_also_when_it_is_asked_for_as_a_copy(caller, client, refused):
+    first = await caller.create("v", size=10 * MIB)
+    source = (await caller.create("source", size=10 * MIB, parameters=SECOND)).volume_id
+    snapshot = (await caller.snapshot(source)).snapshot_id
+    for origin in (from_volume(source), from_snapshot(snapshot)):
+        with refused("ALREADY_EXISTS", "'v'"):
+            await caller.create("v", size=10 * MIB, source=origin)
+    assert [each for each in await volumes_of(client) if each.volume_id == first.volume_id] == [first]
+
+
+@pytest.mark.parametrize("capability", [mounted(), block()])
+async def test_a_copy_is_found_again_after_its_source_has_gone(caller, client, refused, capability):
+    """A lost answer is asked for again, and nothing promises that the source is kept until then."""
+    source = (await caller.create("source", capability, 10 * MIB, parameters=SECOND)).volume_id
+    snapshot = (await caller.snapshot(source)).snapshot_id
+    restored = await caller.create("restored", capability, 10 * MIB, source=from_snapshot(snapshot))
+    cloned = await caller.create("cloned", capability, 10 * MIB, source=from_volume(source))
+    await client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=snapshot))
+    await caller.delete(source)
+    assert await caller.create("restored", capability, 10 * MIB, source=from_snapshot(snapshot)) == restored
+    assert await caller.create("cloned", capability, 10 * MIB, source=from_volume(source)) == cloned
+    with refused("ALREADY_EXISTS"):
+        await caller.create("cloned", capability, 10 * MIB, source=from_snapshot(snapshot))
+    with refused("NOT_FOUND"):
+        await caller.create("new", capability, 10 * MIB, source=from_snapshot(snapshot))
+
+
+async def test_a_snapshot_is_found_again_after_its_volume_has_gone(caller, client, refused):
+    source = (await caller.create("source", parameters=SECOND)).volume_id
+    other = (await caller.create("other")).volume_id
+    snapshot = await caller.snapshot(source)
+    group = pb.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=[source])
+    made = (await client.CreateVolumeGroupSnapshot(group)).group_snapshot
+    await caller.delete(source)
+    assert await caller.snapshot(source) == snapshot
+    assert (await client.CreateVolumeGroupSnapshot(group)).group_snapshot == made
+    with refused("ALREADY_EXISTS"):
+        await caller.snapshot(other)
+    with refused("ALREADY_EXISTS"):
+        await client.CreateVolumeGroupSnapshot(pb.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=[other]))
+    with refused("NOT_FOUND"):
+        await caller.snapshot(source, "another")
+
+
+async def test_repeats_are_not_counted_as_copies(caller, client, parts):
+    source = (await caller.create("source")).volume_id
+    group = pb.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=[source])
+    for _ in range(2):
+        snapshot = (await caller.snapshot(source)).snapshot_id
+        await caller.create("restored", source=from_snapshot(snapshot))
+        await client.CreateVolumeGroupSnapshot(group)
+    assert sum(parts.copies.values()) == 3
+
+
+async def test_a_range_that_is_left_open_fits_every_size(client):
+    async def create(name, required=0, limit=0):
+        capacity = pb.CapacityRange(required_bytes=required, limit_bytes=limit)
+        request = pb.CreateVolumeRequest(name=name, capacity_range=capacity, volume_capabilities=[mounted()])
+        return (await client.CreateVolume(request)).volume.capacity_bytes
+
+    assert await create("v", required=10 * MIB) == 10 * MIB
+    assert await create("v") == 10 * MIB
+    assert await create("v", limit=100 * MIB) == 10 * MIB
+    assert await create("w", limit=100 * MIB + 1) == 100 * MIB
+
+
+async def test_other_secrets_do_not_make_another_request(client):
+    def request(word):
+        return pb.CreateVolumeRequest(name="v", volume_capabilities=[mounted()], secrets={"password": word})
+
+    first = (await client.CreateVolume(request("one"))).volume
+    assert (await client.CreateVolume(request("two"))).volume == first
+
+
+@pytest.mark.parametrize(
+    ("sizes", "code"),
+    [
+        ((5 * MIB, 0), "OUT_OF_RANGE"),
+        ((0, 5 * MIB), "OUT_OF_RANGE"),
+        ((20 * MIB + 1, 20 * MIB + 2), "OUT_OF_RANGE"),
+    ],
+)
+async def test_a_copy_smaller_than_its_source_is_out_of_range(caller, client, refused, sizes, code):
+    source = (await caller.create("source", size=10 * MIB)).volume_id
+    capacity = pb.CapacityRange(required_bytes=sizes[0], limit_bytes=sizes[1])
+    with refused(code):
+        await client.CreateVolume(
+            pb.CreateVolumeRequest(
+                name="v",
+                capacity_range=capacity,
+                volume_capabilities=[mounted()],
+                volume_content_source=from_volume(source),
+            )
+        )
+
+
+async def test_a_source_of_no_known_type_never_makes_an_empty_volume(client, refused):
+    """A caller of a later version may name a source that this plugin does not know."""
+    unknown = pb.VolumeContentSource.FromString(b"\x1a\x00")  # field 3
+    request = pb.CreateVolumeRequest(name="v", volume_capabilities=[mounted()], volume_content_source=unknown)
+    with refused("INVALID_ARGUMENT", "volume_content_source"):
+        await client.CreateVolume(request)
+    assert await volumes_of(client) == []
+
+
+async def test_keys_of_a_place_that_differ_in_case_alone_are_refused(client, refused):
+    request = pb.CreateVolumeRequest(name="v", volume_capabilities=[mounted()])
+    segments = {TOPOLOGY_KEY: "node-1", TOPOLOGY_KEY.upper(): "node-2"}
+    request.accessibility_requirements.requisite.add(segments=segments)
+    with refused("INVALID_ARGUMENT", "accessibility_requirements"):
+        await client.CreateVolume(request)
+    del request.accessibility_requirements.requisite[0].segments[TOPOLOGY_KEY.upper()]
+    await client.CreateVolume(request)
+
+
+async def test_keys_of_a_place_are_compared_without_regard_to_case(client):
+    request = pb.CreateVolumeRequest(name="v", volume_capabilities=[mounted()])
+    request.accessibility_requirements.requisite.add(segments={TOPOLOGY_KEY.upper(): "node-1"})
+    volume = (await client.CreateVolume(request)).volume
+    assert dict(volume.accessible_topology[0].segments) == {TOPOLOGY_KEY: "node-1"}
+
+
+# --- groups ------------------------------------------------------------------------------------
+
+
+async def test_a_group_is_got_and_deleted_only_by_one_who_names_its_members(caller, client, refused):
+    source = (await caller.create("source")).volume_id
+    create = pb.CreateVolumeGroupSnapshotRequest(name="g", source_volume_ids=[source])
+    group = (await client.CreateVolumeGroupSnapshot(create)).group_snapshot
+    for request in (pb.GetVolumeGroupSnapshotRequest, pb.DeleteVolumeGroupSnapshotRequest):
+        method = request.DESCRIPTOR.name.removesuffix("Request")
+        with refused("INVALID_ARGUMENT", "snapshot_ids"):
+            await client.call(method, request(group_snapshot_id=group.group_snapshot_id))
+    members = [each.snapshot_id for each in group.snapshots]
+    await client.DeleteVolumeGroupSnapshot(
+        pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=group.group_snapshot_id, snapshot_ids=members)
+    )
+
+
+async def test_what_a_group_needs_and_what_it_cannot_be(caller, client, refused):
+    one = (await caller.create("one")).volume_id
+    two = (await caller.create("two", parameters=SECOND)).volume_id
+
+    async def create(name, *volumes, **more):
+        request = pb.CreateVolumeGroupSnapshotRequest(name=name, source_volume_ids=volumes, **more)
+        return (await client.CreateVolumeGroupSnapshot(request)).group_snapshot
+
+    for name, volumes in (("", [one]), ("g", []), ("g", [""]), ("g", [one, one])):
+        with refused("INVALID_ARGUMENT"):
+            await create(name, *volumes)
+    with refused("INVALID_ARGUMENT", "colour"):
+        await create("g", one, parameters={"colour": "blue"})
+    with refused("FAILED_PRECONDITION", "several pools"):
+        await create("g", one, two)
+    assert not (await client.ListSnapshots(pb.ListSnapshotsRequest())).entries
+    made = await create("g", one)
+    assert made.ready_to_use
+    assert made.creation_time == made.snapshots[0].creation_time
+    with refused("ALREADY_EXISTS", "parameters"):
+        await create("g", one, parameters={"snapshotInUse": "freeze"})
+    with refused("INVALID_ARGUMENT", "group"):
+        await client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=made.snapshots[0].snapshot_id))
+    got = await client.GetSnapshot(pb.GetSnapshotRequest(snapshot_id=made.snapshots[0].snapshot_id))
+    assert got.snapshot.group_snapshot_id == made.group_snapshot_id
+
+
+# --- capabilities, capacity --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mutable", "word"),
+    [
+        ({}, {"colour": "blue"}, "colour"),
+        ({}, {"readIOPS": "many"}, "readIOPS"),
+        ({"colour": "blue"}, {}, "colour"),
+        ({"pool": "second"}, {}, "second"),
+        ({"provisioning": "thick"}, {}, "provisioning"),
+        ({"fsType": "xfs"}, {}, "xfs"),
+        ({"snapshotInUse": "freeze"}, {}, "snapshotInUse"),
+    ],
+)
+async def test_parameters_that_the_volume_does_not_have_are_not_confirmed(caller, client, parameters, mutable, word):
+    volume = (await caller.create("v", mounted("ext4"))).volume_id
+    answer = await client.ValidateVolumeCapabilities(
+        pb.ValidateVolumeCapabilitiesRequest(
+            volume_id=volume, volume_capabilities=[mounted()], parameters=parameters, mutable_parameters=mutable
+        )
+    )
+    assert not answer.HasField("confirmed")
+    assert word in answer.message
+
+
+async def test_what_is_confirmed_is_told_back(caller, client, refused):
+    volume = await caller.create("v", mounted("ext4"), parameters=SECOND, mutable={"directIO": "false"})
+    request = pb.ValidateVolumeCapabilitiesRequest(
+        volume_id=volume.volume_id,
+        volume_context={**volume.volume_context, "storage.kubernetes.io/csiProvisionerIdentity": "x"},
+        volume_capabilities=[mounted("ext4", Mode.SINGLE_NODE_MULTI_WRITER)],
+        parameters=SECOND,
+        mutable_parameters={"directIO": "false"},
+    )
+    confirmed = (await client.ValidateVolumeCapabilities(request)).confirmed
+    for field in ("volume_context", "volume_capabilities", "parameters", "mutable_parameters"):
+        assert getattr(confirmed, field) == getattr(request, field)
+    request.volume_id = "unknown"
+    with refused("NOT_FOUND"):
+        await client.ValidateVolumeCapabilities(request)
+    request.volume_id = ""
+    with refused("INVALID_ARGUMENT", "volume_id"):
+        await client.ValidateVolumeCapabilities(request)
+
+
+async def test_capacity_looks_at_capabilities_and_at_the_class(client):
+    async def ask(*capabilities, **parameters):
+        return await client.GetCapacity(pb.GetCapacityRequest(volume_capabilities=capabilities, parameters=parameters))
+
+    for impossible in (
+        [mounted(mode=Mode.MULTI_NODE_MULTI_WRITER)],
+        [mounted("ntfs")],
+        [mounted(), block()],
+        [mounted("ext4"), mounted("xfs")],
+    ):
+        assert (await ask(*impossible)).available_capacity == 0
+    assert (await ask(mounted(mode=Mode.MULTI_NODE_MULTI_WRITER), kind="directory")).available_capacity > 0
+    assert (await ask(mounted("xfs"))).minimum_volume_size.value == 300 * MIB
+    assert (await ask(fsType="xfs")).minimum_volume_size.value == 300 * MIB
+    assert (await ask(**{"csi.storage.k8s.io/fstype": "btrfs"})).minimum_volume_size.value == 128 * MIB
+    assert (await ask(block(), fsType="xfs")).minimum_volume_size.value == MIB
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.ControllerExpandVolumeRequest(capacity_range=pb.CapacityRange(required_bytes=1)), "volume_id"),
+        (pb.ControllerExpandVolumeRequest(volume_id="unknown"), "capacity_range"),
+        (
+            pb.ControllerExpandVolumeRequest(volume_id="unknown", capacity_range=pb.CapacityRange(required_bytes=-1)),
+            "negative",
+        ),
+        (pb.ControllerModifyVolumeRequest(mutable_parameters={"directIO": "true"}), "volume_id"),
+        (pb.ControllerGetVolumeRequest(), "volume_id"),
+        (pb.ControllerGetVolumeHealthRequest(), "volume_id"),
+        (pb.GetSnapshotRequest(), "snapshot_id"),
+        (pb.DeleteSnapshotRequest(), "snapshot_id"),
+        (pb.GetVolumeGroupSnapshotRequest(), "group_snapshot_id"),
+        (pb.DeleteVolumeGroupSnapshotRequest(), "group_snapshot_id"),
+        (pb.ListSnapshotsRequest(max_entries=-1), "max_entries"),
+        (pb.ListSnapshotsRequest(max_entries=-1, snapshot_id="unknown"), "max_entries"),
+        (pb.ControllerListVolumeHealthRequest(max_entries=-1), "max_entries"),
+        (pb.NodeGetVolumeHealthRequest(), "volume_id"),
+        (pb.NodeGetVolumeHealthRequest(volume_id="v", volume_publish_path="some/path"), "volume_publish_path"),
+        (pb.NodeGetVolumeHealthRequest(volume_id="v", staging_target_path="some/path"), "staging_target_path"),
+        (pb.NodeExpandVolumeRequest(volume_path="/x"), "volume_id"),
+        (pb.NodeExpandVolumeRequest(volume_id="v"), "volume_path"),
+        (pb.NodeGetVolumeStatsRequest(volume_path="/x"), "volume_id"),
+        (pb.NodeGetVolumeStatsRequest(volume_id="v"), "volume_path"),
+        (pb.NodeStageVolumeRequest(staging_target_path="/x", volume_capability=mounted()), "volume_id"),
+        (pb.NodeStageVolumeRequest(volume_id="v", volume_capability=mounted()), "staging_target_path"),
+        (pb.NodeStageVolumeRequest(volume_id="v", staging_target_path="/x"), "volume_capability"),
+        (pb.NodePublishVolumeRequest(target_path="/x", volume_capability=mounted()), "volume_id"),
+        (pb.NodePublishVolumeRequest(volume_id="v", volume_capability=mounted()), "target_path"),
+        (pb.NodePublishVolumeRequest(volume_id="v", target_path="/x"), "volume_capability"),
+        (pb.NodeUnstageVolumeRequest(staging_target_path="/x"), "volume_id"),
+        (pb.NodeUnstageVolumeRequest(volume_id="v"), "staging_target_path"),
+        (pb.NodeUnpublishVolumeRequest(target_path="/x"), "volume_id"),
+        (pb.NodeUnpublishVolumeRequest(volume_id="v"), "target_path"),
+    ],
+)
+async def test_what_is_missing_is_said_before_anything_is_looked_up(client, refused, request_, field):
+    with refused("INVALID_ARGUMENT", field):
+        await client.call(request_.DESCRIPTOR.name.removesuffix("Request"), request_)
+
+
+@pytest.mark.parametrize("changed_settings", [{"scope": "shared"}])
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.ControllerPublishVolumeRequest(node_id="n", volume_capability=mounted()), "volume_id"),
+        (pb.ControllerPublishVolumeRequest(volume_id="v", volume_capability=mounted()), "node_id"),
+        (pb.ControllerPublishVolumeRequest(volume_id="v", node_id="n"), "volume_capability"),
+        (pb.ControllerUnpublishVolumeRequest(node_id="n"), "volume_id"),
+    ],
+)
+async def test_what_is_missing_from_an_attach_is_said_first(client, refused, request_, field):
+    with refused("INVALID_ARGUMENT", field):
+        await client.call(request_.DESCRIPTOR.name.removesuffix("Request"), request_)
+
+
+async def test_growth_keeps_to_its_range_and_to_the_volumes_use(caller, client, refused):
+    volume = (await caller.create("v", mounted("ext4"), 10 * MIB)).volume_id
+
+    async def expand(required=0, limit=0, capability=None):
+        capacity = pb.CapacityRange(required_bytes=required, limit_bytes=limit)
+        request = pb.ControllerExpandVolumeRequest(
+            volume_id=volume, capacity_range=capacity, volume_capability=capability
+        )
+        return (await client.ControllerExpandVolume(request)).capacity_bytes
+
+    assert await expand(5 * MIB) == 10 * MIB
+    with refused("OUT_OF_RANGE"):
+        await expand(5 * MIB, 6 * MIB)
+    with refused("OUT_OF_RANGE"):
+        await expand(12 * MIB + 1, 12 * MIB + 2)
+    with refused("INVALID_ARGUMENT", "volume_capability"):
+        await expand(20 * MIB, capability=block())
+    assert await expand(20 * MIB, 20 * MIB, mounted("ext4")) == 20 * MIB
+    with refused("OUT_OF_RANGE"):
+        await expand(2**60)
+
+
+# --- lists -------------------------------------------------------------------------------------
+
+
+async def test_a_list_says_that_more_follows_only_when_more_follows(caller, client, parts):
+    """Volumes that live with a pod are between the others in the pool, and never in the list."""
+    pool = parts.pools.named()
+    for number in range(3):
+        pool.create_volume(CreateVolume(name=f"pod{number}", required_bytes=4 * MIB, ephemeral=f"/pods/{number}"))
+    made = sorted([(await caller.create(name, size=4 * MIB)).volume_id for name in ("a", "z1", "z2")])
+    found, token = [], ""
+    for page in range(3):
+        answer = await client.ListVolumes(pb.ListVolumesRequest(max_entries=1, starting_token=token))
+        found += [entry.volume.volume_id for entry in answer.entries]
+        assert len(found) == page + 1
+        token = answer.next_token
+        assert bool(token) == (page < 2)
+    assert found == made
+    for entry in ("a", "z1"):
+        await caller.delete(ids.id_from(entry))
+    await caller.delete(ids.id_from("z2"))
+    one = (await caller.create("a", size=4 * MIB)).volume_id
+    answer = await client.ListVolumes(pb.ListVolumesRequest(max_entries=1))
+    assert ([entry.volume.volume_id for entry in answer.entries], answer.next_token) == ([one], "")
+
+
+async def test_the_list_of_the_unwell_pages_past_volumes_of_pods(caller, client, parts, refused):
+    pool = parts.pools.named()
+    pool.create_volume(CreateVolume(name="pod", required_bytes=4 * MIB, ephemeral="/pods/1"))
+    made = sorted([(await caller.create(name, size=4 * MIB)).volume_id for name in ("a", "z")])
+    for ident in (*made, ids.ephemeral_id_from("pod")):
+        os.truncate(pool.volume(ident).data, MIB)
+    found, token = [], ""
+    for page in range(2):
+        request = pb.ControllerListVolumeHealthRequest(max_entries=1, starting_token=token)
+        answer = await client.ControllerListVolumeHealth(request)
+        found += [entry.volume_id for entry in answer.entries]
+        token = answer.next_token
+        assert bool(token) == (page < 1)
+    assert found == made
+    with refused("ABORTED", "starting_token"):
+        await client.ControllerListVolumeHealth(pb.ControllerListVolumeHealthRequest(starting_token="7"))
+
+
+@pytest.mark.parametrize("changed_settings", [{}, {"scope": "shared"}])
+async def test_a_volume_that_goes_while_it_is_listed_is_left_out(caller, client, parts, monkeypatch):
+    made = {name: (await caller.create(name, size=4 * MIB)).volume_id for name in ("a", "b")}
+    pool = parts.pools.named()
+    page = pool.volumes
+
+    def slow(after="", limit=0):
+        found = page(after=after, limit=limit)
+        pool.delete_volume(made["a"])
+        return found
+
+    monkeypatch.setattr(pool, "volumes", slow)
+    assert [each.volume_id for each in await volumes_of(client)] == [made["b"]]
+
+
+async def test_a_bad_token_is_aborted_also_beside_a_filter(caller, client, refused):
+    source = (await caller.create("v")).volume_id
+    snapshot = (await caller.snapshot(source)).snapshot_id
+    for wanted in ({"snapshot_id": snapshot}, {"source_volume_id": source}):
+        with refused("ABORTED", "starting_token"):
+            await client.ListSnapshots(pb.ListSnapshotsRequest(starting_token="invalid-token", **wanted))
+
+
+async def test_snapshots_are_filtered_and_paged(caller, client):
+    one, two = [(await caller.create(name)).volume_id for name in ("one", "two")]
+    of_one = sorted([(await caller.snapshot(one, f"s{number}")).snapshot_id for number in range(5)])
+    of_two = (await caller.snapshot(two, "t")).snapshot_id
+
+    async def listed(**wanted):
+        answer = await client.ListSnapshots(pb.ListSnapshotsRequest(**wanted))
+        return [entry.snapshot.snapshot_id for entry in answer.entries], answer.next_token
+
+    assert (await listed(source_volume_id=one)) == (of_one, "")
+    first, token = await listed(source_volume_id=one, max_entries=2)
+    assert (first, bool(token)) == (of_one[:2], True)
+    assert (await listed(source_volume_id=one, starting_token=token)) == (of_one[2:], "")
+    assert (await listed(snapshot_id=of_two, source_volume_id=one)) == ([], "")
+    assert (await listed(snapshot_id=of_two, source_volume_id=two)) == ([of_two], "")
+    assert (await listed(snapshot_id="unknown")) == ([], "")
+    assert sorted((await listed())[0]) == sorted([*of_one, of_two])
+
+
+# --- who we are --------------------------------------------------------------------------------
+
+_NODE_SCOPE = {1, 3, 4, 5, 6, 7, 9, 11, 12, 13, 14, 15}
+_SHARED_SCOPE = _NODE_SCOPE | {2, 8, 10}
+
+
+@pytest.mark.parametrize(
+    ("changed_settings", "services", "controller", "node"),
+    [
+        ({}, {1, 2, 3, 4}, _NODE_SCOPE, {1, 2, 3, 4, 5, 6}),
+        ({"scope": "shared"}, {1, 3, 4}, _SHARED_SCOPE, {1, 2, 3, 4, 5, 6}),
+        ({"csi_version": "1.13"}, {1, 2, 3, 4, 5}, _NODE_SCOPE | {16, 17}, {1, 2, 3, 4, 5, 6, 7, 8}),
+        (
+            {"scope": "shared", "csi_version": "1.13"},
+            {1, 3, 4},
+            _SHARED_SCOPE | {16, 17},
+            {1, 2, 3, 4, 5, 6, 7, 8},
+        ),
+    ],
+)
+async def test_exactly_this_is_announced(client, services, controller, node):
+    plugin = (await client.GetPluginCapabilities(pb.GetPluginCapabilitiesRequest())).capabilities
+    assert {each.service.type for each in plugin if each.HasField("service")} == services
+    assert [each.volume_expansion.type for each in plugin if each.HasField("volume_expansion")] == [1]  # ONLINE
+    found = (await client.ControllerGetCapabilities(pb.ControllerGetCapabilitiesRequest())).capabilities
+    assert sorted(each.rpc.type for each in found) == sorted(controller)
+    found = (await client.NodeGetCapabilities(pb.NodeGetCapabilitiesRequest())).capabilities
+    assert sorted(each.rpc.type for each in found) == sorted(node)
+    found = (await client.GroupControllerGetCapabilities(pb.GroupControllerGetCapabilitiesRequest())).capabilities
+    assert [each.rpc.type for each in found] == [1]
+
+
+@pytest.mark.parametrize("changed_settings", [{"services": frozenset({"controller"})}])
+async def test_every_process_of_one_version_says_the_same_of_itself(client, settings, tmp_path):
+    mine = await client.GetPluginCapabilities(pb.GetPluginCapabilitiesRequest())
+    info = await client.GetPluginInfo(pb.GetPluginInfoRequest())
+    assert (info.name, bool(info.vendor_version)) == ("csi.moorage.dev", True)
+    other = IdentityService(dataclasses.replace(settings, services=frozenset({"node"}), node_id="node-2"))
+    assert await other.GetPluginCapabilities(pb.GetPluginCapabilitiesRequest(), None) == mine
+    assert await other.GetPluginInfo(pb.GetPluginInfoRequest(), None) == info
+
+
+async def test_a_plugin_that_is_starting_is_not_ready_and_not_failing(settings, monkeypatch):
+    """Sidecars end at an error of Probe, and wait at `ready: false`."""
+    may_go_on, stop = threading.Event(), asyncio.Event()
+    monkeypatch.setattr("moorage.plugin.run._prepare", lambda parts: may_go_on.wait(60))
+
+    async def run():
+        async with serve(settings):
+            await stop.wait()
+
+    running = asyncio.create_task(run())
+    async with CsiClient(settings.endpoint, timeout_s=60) as client:
+        try:
+            await client.wait_connected(60)
+            assert (await client.Probe(pb.ProbeRequest())).ready.value is False
+            may_go_on.set()
+            await client.wait_ready(60)
+            assert (await client.Probe(pb.ProbeRequest())).ready.value is True
+        finally:
+            may_go_on.set()
+            stop.set()
+            await running
+
+
+async def test_nothing_but_the_socket_is_put_beside_it(settings, tmp_path):
+    directory = tmp_path / "only"
+    async with serve(dataclasses.replace(settings, endpoint=f"unix://{directory}/csi.sock")):
+        assert [each.name for each in directory.iterdir()] == ["csi.sock"]
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("changed_settings", [{"max_volumes_per_node": 7}])
+async def test_a_node_tells_its_limit(client):
+    assert (await client.NodeGetInfo(pb.NodeGetInfoRequest())).max_volumes_per_node == 7
+
+
+# --- health ------------------------------------------------------------------------------------
+
+
+async def test_storage_health_names_each_trouble_once_with_every_pool(client, parts):
+    """No two entries share status, reason and capability."""
+    moved = []
+    for pool in parts.pools:
+        pool.directory.rename(pool.directory.with_name(f"{pool.name}-hidden"))
+        moved.append(pool)
+    try:
+        found = (await client.NodeGetStorageHealth(pb.NodeGetStorageHealthRequest())).backend_health
+    finally:
+        for pool in moved:
+            pool.directory.with_name(f"{pool.name}-hidden").rename(pool.directory)
+    assert [(each.status, each.reason) for each in found] == [(pb.STORAGE_UNREACHABLE, "PoolGone")]
+    assert "default" in found[0].message
+    assert "second" in found[0].message
+
+
+async def test_messages_of_answers_keep_to_the_size_of_a_string(caller, client, parts, monkeypatch):
+    """A string of CSI has 128 bytes in answers too."""
+    volume = (await caller.create("v")).volume_id
+    pool = parts.pools.named()
+    long = tuple(HealthEntry(HealthStatus.DEGRADED, f"Reason{number}", "ü" * 100) for number in range(2))
+    monkeypatch.setattr(pool, "health", lambda ident: long)
+    monkeypatch.setattr(pool, "pool_health", lambda: long)
+    monkeypatch.setattr(
+        pool, "unhealthy", lambda after="", limit=0: type(pool.volumes())((VolumeHealth(volume, long),))
+    )
+    condition = (await client.ListVolumes(pb.ListVolumesRequest())).entries[0].status.volume_condition
+    texts = [condition.message]
+    answer = await client.ControllerGetVolumeHealth(pb.ControllerGetVolumeHealthRequest(volume_id=volume))
+    texts += [each.message for each in answer.volume_health.health_statuses]
+    storage = await client.NodeGetStorageHealth(pb.NodeGetStorageHealthRequest())
+    texts += [each.message for each in storage.backend_health]
+    refusal = await client.ValidateVolumeCapabilities(
+        pb.ValidateVolumeCapabilitiesRequest(
+            volume_id=volume, volume_capabilities=[mounted()], parameters={"x" * 300: "y"}
+        )
+    )
+    texts.append(refusal.message)
+    assert len(texts) == 6
+    for text in texts:
+        assert 100 < len(text.encode()) <= 128
+    assert condition.message.startswith("Reason0: ü")
+    assert "; Reason1: ü" in condition.message  # every reason is there, whatever it costs the words
