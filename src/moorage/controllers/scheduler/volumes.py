@@ -38,12 +38,12 @@ TOO_MANY = "node(s) exceed max volume count"
 IN_USE = (
     "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
 )
-_ZONES = (
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-)
+_ZONES = {  # what a volume's label may be called on a node that lacks it
+    "topology.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region": "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,9 @@ def _bound_reasons(bound: Iterable[PersistentVolumeClaim], node: Node, views: Vi
 def _is_in_zone(volume: PersistentVolume, node: Node) -> bool:
     if not any(key in node.labels for key in _ZONES):
         return True
-    for key in _ZONES:
+    for key, newer in _ZONES.items():
         zones = volume.labels.get(key)
-        if zones is not None and node.labels.get(key) not in zones.split("__"):
+        if zones is not None and node.labels.get(key, node.labels.get(newer)) not in zones.split("__"):
             return False
     return True
 
@@ -175,7 +175,7 @@ def _find(claims: Claims, node: Node, views: Views, world: World, search: _Searc
     """Find a free volume for each claim that waits for a node, or see whether its class can provision there."""
     taken: set[str] = set()
     for claim in claims.delayed:
-        selected = claim.annotations.get(SELECTED_NODE)
+        selected = claim.annotations.get(SELECTED_NODE) or _promised_node(claim, world)
         if selected is not None and selected != node.name and views.node(selected) is not None:
             return [NOTHING_TO_BIND]
         volume = _free_volume(claim, claims.offers[claim.key], node, world, taken) if selected is None else None
@@ -188,6 +188,12 @@ def _find(claims: Claims, node: Node, views: Views, world: World, search: _Searc
             return [NOTHING_TO_BIND]
         search.provision.append((claim, found))
     return []
+
+
+def _promised_node(claim: PersistentVolumeClaim, world: World) -> str | None:
+    """The node that another pod's placement is about to select for the claim."""
+    promise = world.promised_bytes.get(claim.uid)
+    return promise[1] if promise is not None else None
 
 
 def _offers(claim: PersistentVolumeClaim, views: Views) -> tuple[PersistentVolume, ...]:
@@ -215,10 +221,11 @@ def _offers(claim: PersistentVolumeClaim, views: Views) -> tuple[PersistentVolum
 def _free_volume(
     claim: PersistentVolumeClaim, offers: Iterable[PersistentVolume], node: Node, world: World, taken: set[str]
 ) -> PersistentVolume | None:
-    """The first offer that reaches the node and is not promised to another claim."""
+    """The first offer that reaches the node and is not promised to another claim; a claim has one promise."""
+    has_promise = claim.uid in world.promised_volumes.values()
     for volume in offers:
         promised = world.promised_volumes.get(volume.name)
-        if volume.name in taken or (promised is not None and promised != claim.uid):
+        if volume.name in taken or ((has_promise or promised is not None) and promised != claim.uid):
             continue
         if reaches(volume, node):
             return volume
@@ -301,7 +308,10 @@ def _limit_reached(claims: Claims, node: Node, views: Views, world: World) -> st
             continue
         offered = installed[driver].allocatable
         count = offered.count if offered is not None else None
-        if count is not None and len(_attached(driver, node, views, world) | handles) > count:
+        if count is None:
+            continue
+        attached = _attached(driver, node, views, world)
+        if not handles <= attached and len(attached | handles) > count:
             return TOO_MANY
     return ""
 

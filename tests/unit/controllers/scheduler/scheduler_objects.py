@@ -1,0 +1,150 @@
+"""A cluster as the scheduler sees it, from lists, and pods that ask for a place in it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from moorage.controllers.scheduler.plan import Nowhere, Placement, plan
+from moorage.controllers.scheduler.world import World
+from moorage.controllers.vocabulary import BIND_COMPLETED, claim_class, reference_key, volume_class
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
+
+GI = 2**30
+HOST = "kubernetes.io/hostname"
+
+
+@dataclass
+class Cluster:
+    """The scheduler's views, as plain lists."""
+
+    node_list: list[Node] = field(default_factory=list)
+    claims: dict[str, PersistentVolumeClaim] = field(default_factory=dict)
+    volumes: dict[str, PersistentVolume] = field(default_factory=dict)
+    classes: dict[str, StorageClass] = field(default_factory=dict)
+    drivers: dict[str, CSIDriver] = field(default_factory=dict)
+    csi_nodes: dict[str, CSINode] = field(default_factory=dict)
+    capacity_list: list[CSIStorageCapacity] = field(default_factory=list)
+    attachment_list: list[VolumeAttachment] = field(default_factory=list)
+    world: World = field(default_factory=World)
+
+    def nodes(self) -> Iterable[Node]:
+        return self.node_list
+
+    def node(self, name: str) -> Node | None:
+        return next((node for node in self.node_list if node.name == name), None)
+
+    def claim(self, key: str) -> PersistentVolumeClaim | None:
+        return self.claims.get(key)
+
+    def pv(self, name: str) -> PersistentVolume | None:
+        return self.volumes.get(name)
+
+    def storage_class(self, name: str) -> StorageClass | None:
+        return self.classes.get(name)
+
+    def driver(self, name: str) -> CSIDriver | None:
+        return self.drivers.get(name)
+
+    def csi_node(self, name: str) -> CSINode | None:
+        return self.csi_nodes.get(name)
+
+    def volumes_for(self, claim: PersistentVolumeClaim) -> Iterable[PersistentVolume]:
+        for volume in self.volumes.values():
+            ref = volume.spec.claim_ref
+            if reference_key(ref) == claim.key if ref else volume_class(volume) == claim_class(claim):
+                yield volume
+
+    def capacities(self, class_name: str) -> Iterable[CSIStorageCapacity]:
+        return [capacity for capacity in self.capacity_list if capacity.storage_class_name == class_name]
+
+    def attachments(self, node: str) -> Iterable[VolumeAttachment]:
+        return [attachment for attachment in self.attachment_list if attachment.spec.node_name == node]
+
+    # Setting the scene
+
+    def add_node(self, name: str, cpu: str = "4", pods: str = "10", labels: Any = None, **spec: Any) -> None:
+        room = {"cpu": cpu, "memory": "8Gi", "pods": pods}
+        meta = {"name": name, "labels": {HOST: name, **(labels or {})}}
+        self.node_list.append(made(Node, {"metadata": meta, "spec": spec, "status": {"allocatable": room}}))
+
+    def add_class(self, name: str = "late", waits: bool = True, **fields: Any) -> None:
+        mode = "WaitForFirstConsumer" if waits else "Immediate"
+        body = {"metadata": {"name": name}, "provisioner": "csi.example.com", "volumeBindingMode": mode, **fields}
+        self.classes[name] = made(StorageClass, body)
+
+    def add_claim(self, name: str, size: str = "1Gi", storage_class: str = "late", **more: Any) -> None:
+        meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": more.get("annotations", {})}
+        spec = {
+            "accessModes": more.get("modes", ["ReadWriteOnce"]),
+            "resources": {"requests": {"storage": size}},
+            "storageClassName": storage_class,
+            "volumeName": more.get("volume", ""),
+        }
+        spec |= {"selector": more["selector"]} if "selector" in more else {}
+        self.claims[f"default/{name}"] = made(PersistentVolumeClaim, {"metadata": meta, "spec": spec})
+
+    def add_bound(self, name: str, *nodes: str, **more: Any) -> None:
+        self.add_claim(name, volume=f"pv-{name}", annotations={BIND_COMPLETED: "yes"}, **more)
+        self.add_volume(f"pv-{name}", *nodes, claimRef={"namespace": "default", "name": name, "uid": f"uid-{name}"})
+
+    def add_volume(self, name: str, *nodes: str, size: str = "1Gi", storage_class: str = "late", **spec: Any) -> None:
+        if nodes:
+            terms = [{"matchExpressions": [{"key": HOST, "operator": "In", "values": list(nodes)}]}]
+            spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": terms}}
+        meta = {
+            "name": name,
+            "labels": spec.pop("labels", {}),
+            "deletionTimestamp": spec.pop("deletionTimestamp", None),
+        }
+        status = {"phase": spec.pop("phase", "Available")}
+        spec = {
+            "capacity": {"storage": size},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": storage_class,
+            "csi": {"driver": "csi.example.com", "volumeHandle": name},
+        } | spec
+        self.volumes[name] = made(PersistentVolume, {"metadata": meta, "spec": spec, "status": status})
+
+    def add_capacity(self, node: str, amount: str, storage_class: str = "late", **more: Any) -> None:
+        body = {
+            "metadata": {"name": f"{node}-{storage_class}", "namespace": "default"},
+            "nodeTopology": {"matchLabels": {HOST: node}},
+            "storageClassName": storage_class,
+            "capacity": amount,
+            **more,
+        }
+        self.capacity_list.append(made(CSIStorageCapacity, body))
+
+    def reports_capacity(self) -> None:
+        spec = {"storageCapacity": True}
+        self.drivers["csi.example.com"] = made(CSIDriver, {"metadata": {"name": "csi.example.com"}, "spec": spec})
+
+    def runs(self, node: str, name: str, *claims: str, cpu: str = "0") -> None:
+        self.world.see(f"uid-{name}", pod(name, *claims, cpu=cpu, nodeName=node))
+
+    def place(self, pod: Pod, rejected: dict[str, int] | None = None) -> Placement | Nowhere:
+        return plan(pod, self, self.world, rejected or {})
+
+    def node_for(self, pod: Pod, rejected: dict[str, int] | None = None) -> str:
+        found = self.place(pod, rejected)
+        assert isinstance(found, Placement), found
+        return found.node.name
+
+    def complaint(self, pod: Pod) -> str:
+        found = self.place(pod)
+        assert isinstance(found, Nowhere), found
+        return found.message
+
+
+def made(kind: Any, body: dict[str, Any]) -> Any:
+    return msgspec.convert(body, kind)
+
+
+def pod(name: str, *claims: str, cpu: str = "0", **spec: Any) -> Pod:
+    container = {"name": "main", "resources": {"requests": {"cpu": cpu}}, **spec.pop("container", {})}
+    volumes = [{"name": f"v{n}", "persistentVolumeClaim": {"claimName": claim}} for n, claim in enumerate(claims)]
+    meta = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+    return made(Pod, {"metadata": meta, "spec": {"containers": [container], "volumes": volumes, **spec}})
