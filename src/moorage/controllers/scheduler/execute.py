@@ -164,7 +164,9 @@ class Executor:
             await self._select_node(self._claim(key, uid), reservation.node)
 
     async def _promise_volume(self, claim: PersistentVolumeClaim, volume: PersistentVolume) -> None:
-        if is_meant_for(volume, claim) and volume.spec.claim_ref is not None and volume.spec.claim_ref.uid:
+        if volume.is_deleting or (volume.spec.claim_ref is not None and not is_meant_for(volume, claim)):
+            raise PlacementFailed(f'binding volumes: persistentvolume "{volume.name}" went to another claim')
+        if volume.spec.claim_ref is not None and volume.spec.claim_ref.uid:
             return
         reference = {
             "apiVersion": "v1",
@@ -203,6 +205,8 @@ class Executor:
             volume = self._views.pv(name)
             if volume is None or not is_meant_for(volume, claim):
                 raise PlacementFailed(f'binding volumes: persistentvolume "{name}" went to another claim')
+            if volume.spec.claim_ref is None or not volume.spec.claim_ref.uid:
+                raise PlacementFailed(f'binding volumes: ClaimRef got reset for pv "{name}"')
             if not self._is_bound(claim, reservation.node):
                 waiting.append(key)
         for key, uid in reservation.provision:
