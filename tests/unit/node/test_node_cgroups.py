@@ -1,5 +1,7 @@
 """Control groups of pods, on trees that look like those of a kernel."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -100,3 +102,18 @@ def test_a_machine_without_control_groups_runs_pods_all_the_same():
     groups.prepare(pod(memory="1Gi"))
     assert (groups.of("u", "a"), groups.oom_kills("u", "a")) == ([], 0)
     groups.remove("u")
+
+
+def test_only_hierarchies_in_which_a_limit_can_be_set_are_used(tmp_path, monkeypatch):
+    kinds = {"memory": ("cgroup", "memory"), "freezer": ("cgroup", "freezer"),
+             "useful": ("cgroup2", ""), "useless": ("cgroup2", ""), "tmp": ("tmpfs", "")}  # fmt: skip
+    for name in kinds:
+        (tmp_path / name).mkdir()
+    (tmp_path / "useful/cgroup.controllers").write_text("hugetlb memory\n")
+    (tmp_path / "useless/cgroup.controllers").write_text("hugetlb\n")
+    table = [
+        SimpleNamespace(target=str(tmp_path / name), fstype=fstype, super_options=frozenset(("rw", options)))
+        for name, (fstype, options) in kinds.items()
+    ]
+    monkeypatch.setattr(cgroups.mountinfo, "mounts", lambda: table)
+    assert cgroups.find_hierarchies() == [(1, tmp_path / "memory"), (2, tmp_path / "useful")]

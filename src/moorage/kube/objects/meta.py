@@ -5,6 +5,7 @@ May not touch: HTTP, stores. A struct holds only the fields that Moorage's parts
 declare a narrower class with the same `resource`.
 """
 
+import functools
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -202,7 +203,12 @@ def as_document(obj: Any) -> Any:
 
 def timestamp_text(seconds: float) -> str:
     """RFC 3339 in whole seconds, as Kubernetes writes `Time`."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _second_text(int(seconds))
+
+
+@functools.lru_cache(maxsize=64)  # one moment is written many times: into each condition of a status
+def _second_text(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_timestamp_text(seconds: float) -> str:

@@ -18,6 +18,7 @@ log = get_logger(__name__)
 
 # Only controllers that a limit of a container or of a volume is set in: each costs two directories and a move per pod.
 _V1 = frozenset({"memory", "cpu", "blkio"})
+_V2 = frozenset({"memory", "cpu", "pids", "io"})
 _PERIOD_US = 100_000
 _LEAST_QUOTA_US = 1000  # the kernel refuses less
 
@@ -34,7 +35,7 @@ class Cgroups:
         """Make the pod's groups. They must be there before volumes are published: drivers put I/O limits on them."""
         for version, root in self._hierarchies:
             for container in (*pod.spec.init_containers, *pod.spec.containers):
-                directory = self._pod(root, pod.uid) / container.name
+                directory = self._group(root, pod.uid, container.name)
                 try:
                     _make(directory)
                     if version == 2:
@@ -45,13 +46,13 @@ class Cgroups:
 
     def of(self, uid: str, container: str) -> list[str]:
         """The directories whose groups a container's processes belong to."""
-        found = [self._pod(root, uid) / container for _, root in self._hierarchies]
-        return [str(directory) for directory in found if directory.is_dir()]
+        found = [str(self._group(root, uid, container)) for _, root in self._hierarchies]
+        return [directory for directory in found if os.path.isdir(directory)]
 
     def oom_kills(self, uid: str, container: str) -> int:
         """How often the kernel has killed something of this container, in any of its attempts, for want of memory."""
         for version, root in self._hierarchies:
-            path = self._pod(root, uid) / container / ("memory.events" if version == 2 else "memory.oom_control")
+            path = self._group(root, uid, container) / ("memory.events" if version == 2 else "memory.oom_control")
             with contextlib.suppress(OSError, ValueError):
                 for line in path.read_text().splitlines():
                     key, _, value = line.partition(" ")
@@ -62,7 +63,7 @@ class Cgroups:
     def remove(self, uid: str) -> None:
         """Remove the pod's groups; one that still holds a process is left and said so."""
         for _, root in self._hierarchies:
-            pod = self._pod(root, uid)
+            pod = self._group(root, uid)
             if not pod.is_dir():
                 continue
             for directory in sorted((p for p in pod.rglob("*") if p.is_dir()), reverse=True):
@@ -80,11 +81,11 @@ class Cgroups:
                 with contextlib.suppress(OSError):
                     directory.rmdir()
 
-    def _pod(self, root: Path, uid: str) -> Path:
-        return root / "kubepods" / self._node / f"pod{uid}"
+    def _group(self, root: Path, uid: str, container: str = "") -> Path:
+        return Path(f"{root}/kubepods/{self._node}/pod{uid}/{container}")
 
     def _enable(self, root: Path, directory: Path) -> None:
-        available = set((root / "cgroup.controllers").read_text().split()) & {"memory", "cpu", "pids", "io"}
+        available = _V2.intersection((root / "cgroup.controllers").read_text().split())
         for level in reversed(directory.relative_to(root).parents):
             control = root / level / "cgroup.subtree_control"
             missing = available - set(control.read_text().split())
@@ -109,12 +110,14 @@ def _make(directory: Path) -> None:
 
 
 def find_hierarchies() -> list[tuple[int, Path]]:
-    """Version and directory of each hierarchy that can be used."""
+    """Version and directory of each hierarchy in which a limit can be set. Version 2 may be mounted beside version 1
+    with nothing in it that is of use here."""
     found: list[tuple[int, Path]] = []
     for mount in mountinfo.mounts():
         path = Path(mount.target)
-        if mount.fstype == "cgroup2" and (path / "cgroup.controllers").is_file():
-            if (path / "cgroup.controllers").read_text().split():
+        if mount.fstype == "cgroup2":
+            listed = path / "cgroup.controllers"
+            if listed.is_file() and _V2.intersection(listed.read_text().split()):
                 found.append((2, path))
         elif mount.fstype == "cgroup" and _V1.intersection(mount.super_options) and os.access(path, os.W_OK):
             found.append((1, path))

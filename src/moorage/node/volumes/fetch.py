@@ -5,6 +5,7 @@ May not touch: drivers, the disk.
 Start reading at: `Fetch.for_stage`, `Fetch.for_publish`.
 """
 
+import asyncio
 import base64
 import json
 import time
@@ -24,6 +25,7 @@ from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
 
 _DEFAULT_TOKEN_S = 3600
 _TOKEN_KEPT_S = 24 * 3600.0  # at most, however long a token lives
+_CLAIMS_AT_ONCE = 8  # of hundreds of pods that start together: more would open a connection each, which costs the most
 _FRESH_S = 2.0  # pods started together read a shared secret or configMap once
 
 
@@ -41,6 +43,7 @@ class Fetch:
         self._node = node
         self._drivers = drivers
         self._claims = claims
+        self._slots = asyncio.Semaphore(_CLAIMS_AT_ONCE)
         self._tokens: dict[tuple[str, str], tuple[float, str, str]] = {}
         self._recent: dict[tuple[type[Any], str], tuple[float, Any]] = {}
 
@@ -117,7 +120,8 @@ class Fetch:
             return
         namespace, _, name = source.claim.partition("/")
         try:
-            claim = await self._client.find(PersistentVolumeClaim, name, namespace)
+            async with self._slots:
+                claim = await self._client.find(PersistentVolumeClaim, name, namespace)
         except ApiError as error:
             raise _not_asked(f"persistentvolumeclaim {source.claim} cannot be read: {error}", "pod") from error
         if claim is not None and (claim.uid, claim.spec.volume_name) == (source.claim_uid, source.spec_name):
