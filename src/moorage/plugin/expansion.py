@@ -33,6 +33,11 @@ def expand_on_node(volume: NodeVolume, path: str, required_bytes: int, limit_byt
     if volume.filesystem and mount is not None:
         writable = _writable(mount, seen.mounts)
         device_path = next(str(device.path) for device in seen.loops)
+        if writable.is_read_only and not filesystems.is_full_size(device_path, mount.fstype):
+            raise CannotGrow(
+                f"the {mount.fstype} of volume {volume.volume_id} is mounted read-only and cannot be grown so; "
+                "it is grown when the volume is staged for writing next"
+            )
         grow_filesystem(device_path, mount.fstype, writable.target)
     return size
 

@@ -154,6 +154,11 @@ def _attachment(parts: Parts, volume: NodeVolume, publish_context: Mapping[str, 
     return volume.pool.verify_attachment(volume.volume_id, parts.settings.node_id, token)
 
 
+def _is_for_reading(attachment: Attachment | None, access: Access) -> bool:
+    """Whether other nodes may read the volume at the same time: then not even a journal may be written here."""
+    return attachment is not None and (attachment.readonly or access.mode.is_read_only)
+
+
 def _check_use(volume: NodeVolume, access: Access) -> None:
     filesystem = volume.filesystem or "block"
     why = why_unsupported(access, is_directory=volume.is_directory, filesystem=filesystem)
@@ -166,8 +171,7 @@ def _stage(parts: Parts, request: pb.NodeStageVolumeRequest, access: Access) -> 
     attachment = _attachment(parts, volume, request.publish_context)
     _check_use(volume, access)
     target = Target.from_request("staging_target_path", request.staging_target_path)
-    read_only_device = attachment is not None and (attachment.readonly or access.mode.is_read_only)
-    done = staging.ensure_staged(volume, target, access, read_only_device=read_only_device)
+    done = staging.ensure_staged(volume, target, access, read_only_device=_is_for_reading(attachment, access))
     tuning.note(parts, volume)
     log.info(
         "volume staged",
@@ -207,6 +211,7 @@ def _publish(parts: Parts, request: pb.NodePublishVolumeRequest, access: Access)
         Target.from_request("target_path", request.target_path),
         access,
         request.readonly or (attachment is not None and attachment.readonly),
+        _is_for_reading(attachment, access),
     )
     publishing.ensure_published(volume, bind)
     tuning.note(parts, volume)

@@ -17,6 +17,7 @@ from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
 from moorage.plugin import staging
 from moorage.plugin.access import Access, Mode
+from moorage.plugin.groups import apply_mount_group
 from moorage.plugin.nodeerrors import (
     MountedDifferently,
     MountUnverified,
@@ -52,6 +53,7 @@ class Bind:
     target: Target
     access: Access
     read_only: bool
+    read_only_device: bool = False  # the volume was attached for reading, so it is staged so
 
     @property
     def is_read_only(self) -> bool:
@@ -70,6 +72,7 @@ def ensure_published(volume: NodeVolume, bind: Bind) -> None:
     if bind.access.is_block:
         numbers.add(_bind_device(volume, bind))
     else:
+        _give_to_group(bind, seen)
         _bind_directory(volume, bind)
     failpoints.reached("bind.bound")
     _verify(volume, bind, numbers)
@@ -101,7 +104,7 @@ def _staged(volume: NodeVolume, bind: Bind) -> Observed:
         return seen
     mount = bind.staging.mounted()
     if mount is not None and is_dead(bind.staging.path):
-        staging.ensure_staged(volume, bind.staging, bind.access)
+        staging.ensure_staged(volume, bind.staging, bind.access, read_only_device=bind.read_only_device)
         seen, mount = observe(volume), bind.staging.mounted()
     if mount is None or all(mount.mount_id != each.mount_id for each in seen.mounts):
         raise NotStaged(volume.volume_id, bind.staging.path)
@@ -146,6 +149,14 @@ def _check_single_writer(volume: NodeVolume, bind: Bind, seen: Observed) -> None
             raise StillPublished(volume.volume_id, others)
 
 
+def _give_to_group(bind: Bind, seen: Observed) -> None:
+    """The stage was for the first workload's group; this one may have another. Before the bind, so that a
+    target that is there was given to its group."""
+    staged = seen.at(bind.staging.path)
+    if staged is not None and not staged.is_read_only and not bind.is_read_only:
+        apply_mount_group(bind.staging.path, bind.access.mount_group)
+
+
 def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
     bind.target.ensure_directory(_FIELD)
     failpoints.reached("bind.made")
@@ -179,15 +190,18 @@ def _is_read_only_device(mount: Mount) -> bool:
 
 
 def _release_read_only_loop(number: int, volume: NodeVolume | None) -> None:
-    """A read-only device exists for read-only block targets alone; it goes with the last of them."""
+    """A read-only device beside a writable one is there for read-only block targets; it goes with the last of them.
+
+    One that is alone is what the volume was staged with, and goes when it is unstaged.
+    """
     try:
         device = loop.at(number)
     except HostError:
         return
-    in_use = volume is not None and any(
-        is_node_of(mount, number) or mount.source == str(device.path) for mount in observe(volume).mounts
-    )
-    if device.read_only and not in_use:
+    seen = observe(volume) if volume is not None else Observed((), ())
+    in_use = any(is_node_of(mount, number) or mount.source == str(device.path) for mount in seen.mounts)
+    is_staged = [each.number for each in seen.loops] == [number]
+    if device.read_only and not in_use and not is_staged:
         loop.detach(number)
 
 

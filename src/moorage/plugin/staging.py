@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.host import extents, filesystems, loop, mountinfo, mounts, privileges
+from moorage.host.errors import CannotGrow
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
@@ -112,17 +113,17 @@ def _stage_directory(volume: NodeVolume, target: Target, access: Access) -> Stag
         if not _same_file(target.path, volume.data):
             raise MountedDifferently(volume.volume_id, target.path, f"{mount.source} is mounted there")
         _check_words(volume, target, mount, access, read_only)
-        return Staged()
-    target.ensure_directory(_FIELD)
-    target.bind(_FIELD, volume.data, wanted_words(access.mount_flags, read_only))
-    _verified(volume, target)
+    else:
+        target.ensure_directory(_FIELD)
+        target.bind(_FIELD, volume.data, wanted_words(access.mount_flags, read_only))
+        _verified(volume, target)
     if not read_only:
         apply_mount_group(target.path, access.mount_group)
     return Staged()
 
 
 def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_only_device: bool) -> Staged:
-    read_only = access.mode.is_read_only
+    read_only = access.mode.is_read_only or read_only_device
     seen = observe(volume)
     mount = _live_mount(target)
     if mount is not None:
@@ -131,7 +132,7 @@ def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_o
         _check_words(volume, target, mount, access, read_only)
         if access.fs_type and mount.fstype != access.fs_type:
             raise MountedDifferently(volume.volume_id, target.path, f"it is mounted as {mount.fstype}")
-        return Staged(grown=not read_only and grow_filesystem(_source(mount), mount.fstype, target.path))
+        return _finish_staged(volume, target, access, mount)
     device, is_new = _ensure_loop(volume, seen, read_only=read_only_device)
     try:
         return _mount_filesystem(volume, target, access, device)
@@ -139,6 +140,19 @@ def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_o
         if is_new:
             loop.detach(device.number)
         raise
+
+
+def _finish_staged(volume: NodeVolume, target: Target, access: Access, mount: Mount) -> Staged:
+    """What a stage does after its mount, for one that ended before; most often there is nothing left to do."""
+    if mount.is_read_only:
+        return Staged()
+    grown = False
+    try:
+        grown = grow_filesystem(_source(mount), mount.fstype, target.path)
+    except CannotGrow as error:  # it is staged, only not as large as it will be
+        log.warning("a staged filesystem did not grow", volume=volume.volume_id, error=str(error))
+    apply_mount_group(target.path, access.mount_group)
+    return Staged(grown=grown)
 
 
 def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device: LoopDevice) -> Staged:

@@ -10,7 +10,7 @@ import pytest
 
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
-from moorage.host import loop, mountinfo, mounts
+from moorage.host import libc, loop, mountinfo, mounts
 from moorage.plugin.caller import Caller
 from moorage.plugin.process import PluginProcess
 from moorage.plugin.run import serve
@@ -166,3 +166,21 @@ def write_synced():
             os.close(fd)
 
     return write
+
+
+@pytest.fixture
+def dead_mount():
+    """A FUSE mount whose server is gone answers every call with ENOTCONN."""
+    made = []
+
+    def make(target):
+        fd = os.open("/dev/fuse", os.O_RDWR)
+        libc.mount("dead", str(target), "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
+        os.close(fd)
+        made.append(target)
+        assert mounts.is_corrupted(target)
+
+    yield make
+    for target in made:
+        while (found := mountinfo.mount_at(target)) is not None and found.source == "dead":
+            mounts.unmount(target, lazy=True)

@@ -5,28 +5,10 @@ import os
 import pytest
 
 from moorage.csi import csi_pb2 as pb
-from moorage.host import libc, loop, mountinfo, mounts
+from moorage.host import loop, mountinfo, mounts
 from moorage.plugin.caller import MIB, Mode, block, mounted
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def dead_mount():
-    """A FUSE mount whose server is gone answers every call with ENOTCONN."""
-    made = []
-
-    def make(target):
-        fd = os.open("/dev/fuse", os.O_RDWR)
-        libc.mount("dead", str(target), "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
-        os.close(fd)
-        made.append(target)
-        assert mounts.is_corrupted(target)
-
-    yield make
-    for target in made:
-        while (found := mountinfo.mount_at(target)) is not None and found.source == "dead":
-            mounts.unmount(target, lazy=True)
 
 
 async def test_repeated_calls_are_one_call(node):
