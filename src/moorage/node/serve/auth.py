@@ -1,8 +1,9 @@
 """Who may ask the agent for logs, exec and figures.
 
 Owns: the endpoint's own certificate, and the judgement on a client: a certificate of the cluster's authority, or a
-bearer token that the API server vouches for; then the API server's word on `nodes/proxy`. A client without
-either is let in only if its socket belongs to root of this machine, who could do the same without asking.
+bearer token that the API server vouches for; then the API server's word on a subresource of the node, the same that
+kubelet asks for: `nodes/metrics`, `nodes/stats`, and `nodes/proxy` for most else. A client without either is let in
+only if its socket belongs to root of this machine, who could do the same without asking.
 Start reading at: `Gate.refusal`.
 """
 
@@ -29,6 +30,8 @@ from moorage.kube.config import ApiConfig
 
 _REMEMBERED_S = 60.0
 _MASTERS = "system:masters"
+_VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_SUBRESOURCES = {"metrics": ("metrics",), "stats": ("stats",), "pods": ("pods", "proxy")}
 
 
 def server_context(directory: Path, name: str, address: str, authority: bytes | None) -> ssl.SSLContext:
@@ -70,9 +73,15 @@ class Gate:
             text = "a client certificate of the cluster, or a bearer token, is needed"
             return web.Response(status=401, text=text)
         name, groups = user
-        if _MASTERS in groups or await self._may(name, groups):
+        if _MASTERS in groups:
             return None
-        return web.Response(status=403, text=f"user {name} may not use nodes/proxy of node {self._node}")
+        verb = _VERBS.get(request.method, request.method.lower())
+        subresources = _SUBRESOURCES.get(request.path.split("/")[1], ("proxy",))
+        for subresource in subresources:
+            if await self._may(name, groups, verb, subresource):
+                return None
+        wanted = " or ".join(f"nodes/{one}" for one in subresources)
+        return web.Response(status=403, text=f"user {name} may not {verb} {wanted} of node {self._node}")
 
     async def _user(self, request: web.Request) -> tuple[str, tuple[str, ...]] | None:
         peer: Mapping[str, Any] | None = request.transport.get_extra_info("peercert") if request.transport else None
@@ -95,13 +104,15 @@ class Gate:
         user = status.get("user") or {}
         return str(user.get("username") or ""), tuple(user.get("groups") or ())
 
-    async def _may(self, user: str, groups: tuple[str, ...]) -> bool:
-        key = (user, *groups)
+    async def _may(self, user: str, groups: tuple[str, ...], verb: str, subresource: str) -> bool:
+        key = (verb, subresource, user, *groups)
         known = self._judged.get(key)
         now = time.monotonic()
         if known is not None and now - known[0] < _REMEMBERED_S:
             return known[1]
-        resource = {"verb": "get", "version": "v1", "resource": "nodes", "subresource": "proxy", "name": self._node}
+        resource = {
+            "verb": verb, "version": "v1", "resource": "nodes", "subresource": subresource, "name": self._node,
+        }  # fmt: skip
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
