@@ -244,6 +244,7 @@ async def test_draining_stops_pods_and_unmounts_but_keeps_the_objects(lab):
         )
         await lab.delete("p1")
         await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
         await lab.stop_agent()
 
 
@@ -314,6 +315,7 @@ async def test_volume_figures_are_served(lab):
         assert (usage.claim, usage.capacity, usage.used, usage.inodes_free) == ("c1", 100, 40, 6)
         await lab.delete("p1")
         await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
         await lab.stop_agent()
 
 

@@ -265,6 +265,7 @@ async def test_republishing_repeats_the_call_and_its_failure_leaves_the_mount(la
         assert len(driver.named("NodeStageVolume")) == 1
         await lab.delete("p1")
         await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
         await lab.stop_agent()
 
 
@@ -291,6 +292,7 @@ async def test_a_volume_grows_while_the_pod_runs(lab):
         assert driver.sizes == {"vol-c1": 2 << 30}
         await lab.delete("p1")
         await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
         await lab.stop_agent()
 
 
@@ -317,6 +319,7 @@ async def test_a_driver_that_cannot_grow_says_so_in_the_claim(lab):
         assert [one.type for one in claim.status.conditions if "Resize" in one.type] == ["NodeResizeError"]
         await lab.delete("p1")
         await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
         await lab.stop_agent()
 
 
@@ -385,6 +388,7 @@ async def test_files_left_in_a_volume_directory_stop_its_removal_and_are_not_del
         assert stray.read_text() == "whose is this"
         stray.unlink()
         await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
         await lab.stop_agent()
 
 
