@@ -142,19 +142,19 @@ class NodeObject:
             "renewTime": micro_timestamp_text(time.time()),
         }
         try:
-            await self._client.patch(Lease, name, {"spec": spec}, LEASE_NAMESPACE)
+            lease = await self._client.patch(Lease, name, {"spec": spec}, LEASE_NAMESPACE)
         except NotFound:
-            node = self._nodes.get(name)
-            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid} if node else None
-            body = {
-                "metadata": {
-                    "name": name,
-                    "namespace": LEASE_NAMESPACE,
-                    **({"ownerReferences": [owner]} if owner else {}),
-                },
-                "spec": spec,
-            }
-            await self._client.create(Lease, body, LEASE_NAMESPACE)
+            meta = {"name": name, "namespace": LEASE_NAMESPACE, "ownerReferences": await self._as_owner()}
+            await self._client.create(Lease, {"metadata": meta, "spec": spec}, LEASE_NAMESPACE)
+            return
+        if not lease.metadata.owner_references:
+            patch = {"metadata": {"ownerReferences": await self._as_owner()}}
+            await self._client.patch(Lease, name, patch, LEASE_NAMESPACE)
+
+    async def _as_owner(self) -> list[dict[str, str]]:
+        """The Node, so that its lease goes with it. Asked for, since at the start the copy of it may still be empty."""
+        node = await self._client.find(Node, self._facts.name)
+        return [{"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}] if node is not None else []
 
     async def _status_forever(self) -> None:
         while True:

@@ -79,6 +79,19 @@ async def test_the_lease_belongs_to_the_node_and_is_renewed(lab, monkeypatch):
     await lab.stop_agent()
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_lease_gets_its_owner_however_early_it_is_written(lab, is_there):
+    if is_there:
+        await lab.client.create(Lease, {"metadata": {"name": "n1"}, "spec": {}}, "kube-node-lease")
+    facts = NodeFacts("n1", lab.base, "127.0.0.1", 1)
+    nodes = Informer(lab.client, Node, fields="metadata.name=n1")  # it has not begun
+    node = NodeObject(lab.client, facts, nodes, frozenset, asyncio.Event())
+    made = await node.register()
+    await node._renew()
+    lease = await lab.client.get(Lease, "n1", "kube-node-lease")
+    assert [one.uid for one in lease.metadata.owner_references] == [made.uid]
+
+
 async def test_a_stopped_agent_leaves_a_node_that_is_not_ready_since_then(lab):
     await lab.start_agent()
     await lab.stop_agent()
