@@ -315,6 +315,22 @@ async def test_the_node_is_told_whenever_volumes_in_use_may_have_changed(node):
     assert node.manager.world.actual == {}
 
 
+async def test_a_list_of_volumes_in_use_that_is_not_ours_is_written_again(node):
+    def listing(*names):
+        return made(Node, {"metadata": {"name": "n"}, "status": {"volumesInUse": list(names)}})
+
+    node.cluster.attach_required = True
+    node.manager.want(pod())
+    changed = node.manager.in_use_changed
+    changed.clear()
+    node.manager.node_changed(None, listing(NAME))
+    assert not changed.is_set()
+    node.manager.node_changed(listing(NAME), listing())  # a write whose answer was lost, or somebody's hand
+    assert changed.is_set()
+    await node.rest()
+    assert node.executor.done == []
+
+
 async def test_a_volume_of_another_zone_is_mounted_once_the_node_says_that_it_is_there(node):
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
     node.cluster.affinity = {"required": {"nodeSelectorTerms": terms}}

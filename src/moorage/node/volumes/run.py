@@ -247,6 +247,8 @@ class VolumeManager:
         attached = frozenset(one.name for one in new.status.volumes_attached)
         reported = frozenset(new.status.volumes_in_use)
         moved = (attached ^ self.world.attached) | (reported ^ self.world.in_use_reported)
+        if reported != self.world.in_use_reported and reported != self.world.in_use():
+            self.in_use_changed.set()  # a write of ours was lost, or somebody else's was not
         self.world.attached, self.world.in_use_reported = attached, reported
         for name in moved:
             if VolumeName(name) in self.world.desired:
