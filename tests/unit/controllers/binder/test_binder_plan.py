@@ -235,6 +235,11 @@ RELEASED = {
         (),
         ["Released"],
     ),
+    "delete, by the driver that took the plugin over": (
+        volume(notes={PROVISIONED_BY: "kubernetes.io/aws-ebs"}, persistentVolumeReclaimPolicy="Delete", **MINE, **NFS),
+        (),
+        ["Released"],
+    ),
     "recycle": (
         volume(persistentVolumeReclaimPolicy="Recycle", **MINE, **NFS),
         (),

@@ -6,6 +6,7 @@ from binder_objects import RWX, claim, volume
 
 from moorage.controllers.binder import writes
 from moorage.controllers.vocabulary import (
+    BETA_STORAGE_PROVISIONER,
     BIND_COMPLETED,
     BOUND_BY_CONTROLLER,
     EXTERNAL_DELETION,
@@ -13,6 +14,7 @@ from moorage.controllers.vocabulary import (
     MIGRATED_TO,
     PRE_RESIZE_CAPACITY,
     PROVISIONED_BY,
+    STORAGE_PROVISIONER,
 )
 
 MINE = {"claim": "claim", "claim_uid": "uid-of-claim"}
@@ -121,3 +123,56 @@ def test_a_migrated_volume_names_its_driver() -> None:
     assert (
         writes.volume_upkeep(volume(notes={PROVISIONED_BY: "csi.example.com"}, finalizers=[EXTERNAL_DELETION])) is None
     )
+
+
+def test_an_in_tree_volume_that_is_going_gets_no_guard() -> None:
+    """A finalizer can only leave a dying object; the API refuses one that is added."""
+    notes = {PROVISIONED_BY: "kubernetes.io/x"}
+    held = volume(notes=notes, persistentVolumeReclaimPolicy="Delete", is_deleting=True)
+    assert writes.volume_upkeep(held) is None
+
+
+def test_a_change_of_phase_clears_the_message_or_writes_the_new_one() -> None:
+    assert writes.volume_phase(volume(phase="Failed"), "Available") == {
+        "status": {"phase": "Available", "message": None}
+    }
+    assert writes.volume_phase(volume(), "Failed", "why") == {"status": {"phase": "Failed", "message": "why"}}
+
+
+@pytest.mark.parametrize("before", ["Lost", "Bound"])
+def test_the_attributes_class_is_shown_when_a_pending_claim_is_bound_and_is_the_resizers_after_that(
+    before: str,
+) -> None:
+    held = volume(volumeAttributesClassName="gold", **MINE)
+    status = {"accessModes": ["ReadWriteOnce"], "currentVolumeAttributesClassName": "tin"}
+    patch = writes.claim_status(claim(phase=before, status=status), "Bound", held) or {"status": {}}
+    assert "currentVolumeAttributesClassName" not in patch["status"]
+
+
+def test_a_mark_is_there_whatever_it_says() -> None:
+    marked = claim(notes={BOUND_BY_CONTROLLER: "", BIND_COMPLETED: "no"})
+    assert writes.claim_binding(marked, volume()) == {"spec": {"volumeName": "volume"}}
+    assert writes.unbinding(volume(notes={BOUND_BY_CONTROLLER: "no"}, **MINE)) == {
+        "metadata": {"annotations": {BOUND_BY_CONTROLLER: None}},
+        "spec": {"claimRef": None},
+    }
+
+
+def test_both_annotations_ask_the_provisioner() -> None:
+    both = {STORAGE_PROVISIONER: "csi.example.com", BETA_STORAGE_PROVISIONER: "csi.example.com"}
+    wanted = {"metadata": {"annotations": both}}
+    assert writes.provisioner_request(claim(), "csi.example.com") == wanted
+    assert (
+        writes.provisioner_request(claim(notes={STORAGE_PROVISIONER: "csi.example.com"}), "csi.example.com") == wanted
+    )
+    assert writes.provisioner_request(claim(notes=both | {STORAGE_PROVISIONER: "x"}), "csi.example.com") == wanted
+    assert writes.provisioner_request(claim(notes=both), "csi.example.com") is None
+
+
+@pytest.mark.parametrize("key", [STORAGE_PROVISIONER, BETA_STORAGE_PROVISIONER])
+def test_a_claim_that_asked_a_migrated_plugin_names_its_driver(key: str) -> None:
+    notes = {key: "kubernetes.io/aws-ebs"}
+    patch = {"metadata": {"annotations": {MIGRATED_TO: "ebs.csi.aws.com"}}}
+    assert writes.claim_upkeep(claim(notes=notes)) == patch
+    assert writes.claim_upkeep(claim(notes=notes | {MIGRATED_TO: "ebs.csi.aws.com"})) is None
+    assert writes.claim_upkeep(claim(notes={key: "csi.example.com"})) is None

@@ -36,8 +36,12 @@ def test_a_pod_that_is_going_gets_nothing() -> None:
 
 
 def test_the_template_is_carried_over_whole() -> None:
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"accessModes": ["ReadWriteOnce"], "newField": {"x": 1}}}
+    template = {
+        "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "newField": {"x": 1}},
+    }
     made = claim_from(pod(), {"name": "scratch", "ephemeral": {"volumeClaimTemplate": template}})
     assert made["spec"] == template["spec"]
-    assert made["metadata"]["labels"] == {"a": "b"}
-    assert made["metadata"]["ownerReferences"][0]["uid"] == "p"
+    assert (made["metadata"]["labels"], made["metadata"]["annotations"]) == ({"a": "b"}, {"c": "d"})
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod", "uid": "p"}
+    assert made["metadata"]["ownerReferences"] == [owner | {"controller": True, "blockOwnerDeletion": True}]

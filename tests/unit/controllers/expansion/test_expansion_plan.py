@@ -69,3 +69,17 @@ def test_which_changes_matter(
     old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None, expected: bool
 ) -> None:
     assert wants_a_look(old, new) is expected
+
+
+@pytest.mark.parametrize(
+    ("notes", "words"),
+    [
+        ({}, "waiting for an external controller to expand this PVC"),
+        (
+            {PROVISIONED_BY: "kubernetes.io/aws-ebs"},
+            "CSI migration enabled for kubernetes.io/aws-ebs; waiting for external resizer to expand the pvc",
+        ),
+    ],
+)
+def test_the_words_are_those_of_kubernetes(notes: dict[str, str], words: str) -> None:
+    assert plan_expansion(claim("2Gi", "1Gi"), volume(**notes))[0] == TellWaiting(words)

@@ -70,9 +70,11 @@ def test_a_claim_that_is_not_guarded_by_us_is_not_ours_to_let_go() -> None:
         (pod(name="cl", ephemeral=True), OWNED, True),
         (pod(name="cl", ephemeral=True), [], False),
         (pod(name="cl", ephemeral=True, **SHUT_DOWN), OWNED, False),
+        (pod(name="cl", ephemeral=True, **(SHUT_DOWN | {"deletionGracePeriodSeconds": 30})), OWNED, True),
+        (pod(name="cl", ephemeral=True, deletionGracePeriodSeconds=0), OWNED, True),
         (pod(name="cl", phase="Succeeded", ephemeral=True), OWNED, True),
     ],
-    ids=["its pod", "not made for the pod", "kubelet is done", "finished"],
+    ids=["its pod", "not made for the pod", "kubelet is done", "kubelet is at it", "not being deleted", "finished"],
 )
 def test_the_claim_of_an_ephemeral_volume(holder: Pod, owners: list[dict[str, Any]], is_held: bool) -> None:
     leaving = msgspec.structs.replace(
@@ -80,6 +82,10 @@ def test_the_claim_of_an_ephemeral_volume(holder: Pod, owners: list[dict[str, An
         metadata=msgspec.structs.replace(made.metadata, name="cl-scratch"),
     )
     assert plan_claim(leaving, [holder], is_confirmed=True) == ([] if is_held else [RemoveGuard()])
+
+
+def test_a_pod_that_the_kubelet_is_done_with_still_holds_a_claim_that_it_names() -> None:
+    assert plan_claim(claim(leaving=True), [pod(**SHUT_DOWN)], is_confirmed=True) == []
 
 
 STAYING = {
