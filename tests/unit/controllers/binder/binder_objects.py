@@ -56,6 +56,19 @@ def storage_class(name: str, provisioner: str = "csi.example.com", *, late: bool
     return msgspec.convert(document, StorageClass)
 
 
+def merged(old: Any, patch: Any) -> Any:
+    """A JSON merge patch, applied."""
+    if not isinstance(patch, dict):
+        return patch
+    out = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            out.pop(key, None)
+        else:
+            out[key] = merged(out.get(key), value)
+    return out
+
+
 class Around:
     """The surroundings of a claim, from lists."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from binder_objects import claim as new_claim
+from binder_objects import merged
 from binder_objects import volume as new_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,7 +119,7 @@ class Api:
             raise NotFound(404, "NotFound", key)
         if old.metadata.resource_version != version:
             raise Conflict(409, "Conflict", key)
-        new = msgspec.convert(_merged(as_document(old), patch), kind)
+        new = msgspec.convert(merged(as_document(old), patch), kind)
         self._check(old, new)
         return self.put(new)
 
@@ -172,18 +173,6 @@ class Process:
         for event, obj in history[:count]:
             copy.forget(obj) if event == "DELETED" else copy.remember(obj)
         del history[:count]
-
-
-def _merged(old: Any, patch: Any) -> Any:
-    if not isinstance(patch, dict):
-        return patch
-    out = dict(old) if isinstance(old, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            out.pop(key, None)
-        else:
-            out[key] = _merged(out.get(key), value)
-    return out
 
 
 def _renamed(obj: Any, name: str) -> Any:
