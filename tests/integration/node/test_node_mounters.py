@@ -404,6 +404,30 @@ async def test_a_driver_that_stopped_staging_is_not_asked_to_unstage(bench):
     assert bench.driver.named("NodeUnstageVolume") == []
 
 
+async def test_a_driver_that_mounts_nothing_when_it_stages_is_asked_once(bench):
+    bench.driver.misbehave("NodeStageVolume", LIE)
+    for uid in (ONE, TWO, TWO):
+        assert (await bench.mount(uid)).failure is None
+    assert len(bench.driver.named("NodeStageVolume")) == 1
+    await all_goes(bench, ONE, TWO)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_staged_mount_that_was_taken_away_is_made_again(bench, restarted):
+    await bench.mount(ONE)
+    if restarted:
+        bench.restart()
+        await bench.mount(ONE)
+    asked = len(bench.driver.named("NodeStageVolume"))
+    await bench.mount(TWO)
+    assert len(bench.driver.named("NodeStageVolume")) == asked
+    mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))
+    await bench.mount(TWO)
+    assert len(bench.driver.named("NodeStageVolume")) == asked + 1
+    assert mountinfo.mount_at(bench.layout.staging_target("scripted.dev", "vol")) is not None
+    await all_goes(bench, ONE, TWO)
+
+
 async def test_an_inline_volume_is_never_staged(bench):
     bench.fetch.spec = CsiDriverSpec(volume_lifecycle_modes=["Ephemeral"])
     source = CsiSource("scripted.dev", "csi-1", "v", is_ephemeral=True)

@@ -59,6 +59,7 @@ class FilesystemMounter:
         self._registry = registry
         self._fetch = fetch
         self._progress = progress
+        self._mounted_at: set[Path] = set()  # staging paths at which a driver has mounted something
 
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         source = _csi(use.source)
@@ -67,8 +68,8 @@ class FilesystemMounter:
             raise StepFailed(Failure.TRANSIENT, "device", obstacle)
         directory = self._layout.staging(source.driver, source.handle)
         target = directory / "globalmount"
-        if source.is_ephemeral or (is_staged and _is_mounted(target) and not await is_dead(target, "device")):
-            return  # a mount that was taken away or died is staged again: drivers must take a repeated call
+        if source.is_ephemeral or (is_staged and await self._is_still_staged(target)):
+            return
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "device")
         if rules.STAGE not in capabilities:
             return
@@ -87,6 +88,13 @@ class FilesystemMounter:
             if error.failure is Failure.FINAL and not is_staged and not is_reconstructed:
                 self._after_refusal(target, directory, error)
             raise
+        if _shows_a_mount(target):
+            self._mounted_at.add(target)
+
+    async def _is_still_staged(self, target: Path) -> bool:
+        """A mount that was taken away or died is staged again: drivers must take a repeated call. A driver that mounts
+        nothing there is not asked twice."""
+        return target not in self._mounted_at or (_is_mounted(target) and not await is_dead(target, "device"))
 
     async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
         source = _csi(use.source)
@@ -144,6 +152,7 @@ class FilesystemMounter:
                 request = pb.NodeUnstageVolumeRequest(volume_id=data["volumeHandle"], staging_target_path=str(target))
                 await called("device", driver.client.NodeUnstageVolume(request))
         await in_thread(ensure_unmounted, target)
+        self._mounted_at.discard(target)
         remove_empty(target)
         metadata.remove(directory)
         remove_empty(directory)
@@ -249,6 +258,15 @@ def _data_or(directory: Path, target: Path, source: CsiSource) -> Mapping[str, s
         log.warning("volume data is unreadable", reason=str(error))
         return known
     return known if data is None and _is_mounted(target) else data
+
+
+def _shows_a_mount(target: Path) -> bool:
+    """Whether the directory seen at a path is not the one that its parent holds. Much cheaper than the mount table."""
+    parent = os.stat(target.parent)
+    with os.scandir(target.parent) as entries:
+        held = {entry.name: entry.inode() for entry in entries}.get(target.name)
+    seen = os.stat(target)
+    return (seen.st_dev, seen.st_ino) != (parent.st_dev, held)
 
 
 def _is_mounted(target: Path) -> bool:
