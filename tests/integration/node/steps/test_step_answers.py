@@ -1,0 +1,169 @@
+"""What may be concluded from a driver's answer, and what is left on disk after it."""
+
+import asyncio
+
+import pytest
+
+from moorage.host import mounts
+from moorage.node.layout import PodUid
+from moorage.node.plugins.registry import Driver
+from moorage.node.testing import GARBAGE, HANG
+from moorage.node.volumes import metadata, wire
+from moorage.node.volumes.world import ActualPod, CsiSource, Failure, State
+
+pytestmark = pytest.mark.root
+ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
+FINAL = ("INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "PERMISSION_DENIED", GARBAGE)
+UNCERTAIN = ("CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED")
+CALLS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume")
+
+
+@pytest.mark.parametrize("code", UNCERTAIN)
+async def test_a_code_that_says_nothing_leaves_both_states_uncertain(either, code):
+    bench = either
+    bench.driver.misbehave("NodeStageVolume", code)
+    assert (await bench.mount()).failure is Failure.UNCERTAIN
+    assert (bench.volume.device, bench.volume.state_of(ONE)) == (State.UNCERTAIN, State.ABSENT)
+    bench.driver.misbehave("NodePublishVolume", code, after_effect=True)
+    assert (await bench.mount()).failure is Failure.UNCERTAIN
+    assert (bench.volume.device, bench.volume.state_of(ONE)) == (State.MOUNTED, State.UNCERTAIN)
+    await bench.all_goes(ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == len(bench.driver.named("NodeUnstageVolume")) == 1
+
+
+@pytest.mark.parametrize("code", FINAL)
+async def test_a_refusal_leaves_nothing_on_disk(either, code):
+    bench = either
+    bench.driver.misbehave("NodeStageVolume", code)
+    assert (await bench.mount()).failure is Failure.FINAL
+    assert (bench.volume.device, bench.mounted(), bench.files()) == (State.ABSENT, [], [])
+    bench.driver.misbehave("NodePublishVolume", code)
+    assert (await bench.mount()).failure is Failure.FINAL
+    assert bench.volume.state_of(ONE) is State.ABSENT
+    assert not bench.layout.publish_target(ONE, "pv").parent.exists()
+    assert not bench.layout.block_publish("pv", ONE).exists()
+    assert not bench.layout.devices_of(ONE).exists()
+    await bench.all_goes()
+
+
+async def test_a_refusal_is_not_believed_when_something_is_mounted_at_the_target(either):
+    bench = either
+    bench.driver.misbehave("NodePublishVolume", "INTERNAL", after_effect=True)
+    assert (await bench.mount()).failure is Failure.UNCERTAIN
+    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    await bench.all_goes(ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
+async def test_what_was_found_on_disk_is_given_back_to_the_driver_even_after_a_refusal(bench):
+    await bench.mount()
+    bench.restart()
+    bench.driver.misbehave("NodeStageVolume", "INTERNAL")
+    mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))  # a driver need not mount there at all
+    assert (await bench.mount()).failure is Failure.FINAL
+    assert bench.volume.device is State.UNCERTAIN
+    await bench.all_goes(ONE)
+    assert len(bench.driver.named("NodeUnstageVolume")) == 1
+
+
+async def test_two_persistent_volumes_of_one_handle_are_two_directories(bench):
+    """Each pod's directory bears the name of its own PersistentVolume, whichever was mounted last."""
+    other = CsiSource("scripted.dev", "vol", "pv-too")
+    await bench.mount(ONE)
+    await bench.mount(TWO, source=other)
+    assert bench.mounted()[1:] == [
+        str(bench.layout.publish_target(ONE, "pv")),
+        str(bench.layout.publish_target(TWO, "pv-too")),
+    ]
+    assert (await bench.unmount(ONE)).failure is None
+    assert len(bench.mounted()) == 2
+    bench.restart()
+    assert bench.volume.source_of(TWO).spec_name == "pv-too"
+    await bench.all_goes(TWO)
+
+
+@pytest.mark.parametrize("damage", ["missing", "{", '{"driverName": "x"}'], ids=["missing", "cut", "incomplete"])
+async def test_a_volume_whose_data_was_lost_is_given_back_by_what_else_is_known(bench, damage):
+    await bench.mount()
+    for directory in (bench.layout.csi_volume(ONE, "pv"), bench.layout.staging("scripted.dev", "vol")):
+        if damage == "missing":
+            metadata.remove(directory)
+        else:
+            (directory / metadata.NAME).write_text(damage)
+    await bench.all_goes(ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == len(bench.driver.named("NodeUnstageVolume")) == 1
+
+
+async def test_without_data_and_without_a_mount_no_driver_is_asked(bench):
+    volume = bench.volume
+    volume.device, volume.pods[ONE] = State.UNCERTAIN, ActualPod(State.UNCERTAIN)
+    await bench.all_goes(ONE)
+    assert bench.driver.calls == []
+
+
+async def test_the_device_stays_while_a_pod_shows_it(bench):
+    await bench.mount()
+    outcome = await bench.unstage()  # as if the pod's record had been lost
+    assert outcome.failure is Failure.TRANSIENT
+    assert str(bench.layout.publish_target(ONE, "pv")) in outcome.message
+    assert bench.driver.named("NodeUnstageVolume") == []
+    await bench.all_goes(ONE)
+
+
+async def test_a_pods_tokens_are_forgotten_with_its_volume(bench):
+    await bench.mount()
+    await bench.all_goes(ONE)
+    assert bench.fetch.forgotten == [ONE]
+
+
+async def test_a_step_that_fails_as_nobody_expected_is_a_failure_like_any_other(bench, monkeypatch):
+    await bench.mount()
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "read", lambda directory: 1 / 0)
+        outcome = await bench.unmount()
+    assert outcome.failure is Failure.UNCERTAIN
+    await bench.all_goes(ONE)
+
+
+async def test_a_volume_that_has_not_its_size_yet_keeps_its_pod_waiting_and_is_undone(either):
+    either.grower.fails = True
+    outcome = await either.mount()
+    assert (outcome.failure, outcome.step, outcome.published) == (Failure.UNCERTAIN, "expand", False)
+    assert either.volume.state_of(ONE) is State.UNCERTAIN
+    either.grower.fails = False
+    await either.mount()
+    either.grower.fails = True
+    assert (await either.mount()).failure is not None
+    assert either.volume.state_of(ONE) is State.MOUNTED  # a pod that runs keeps it
+    await either.all_goes(ONE)
+
+
+async def test_a_mount_that_fails_as_nobody_expected_leaves_it_uncertain(bench, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "publish_request", lambda *_: 1 / 0)
+        outcome = await bench.mount()
+    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "pod")
+    await bench.all_goes(ONE)
+
+
+@pytest.mark.parametrize("method", CALLS)
+async def test_a_driver_that_goes_away_during_a_call_may_have_done_it(either, method):
+    """Its socket is replaced: the connection is closed under the call."""
+    either.driver.misbehave(method, HANG, after_effect=True)
+
+    async def whole_way():
+        outcomes = [await either.mount(), await either.unmount(), await either.unstage()]
+        return [outcome.failure for outcome in outcomes if outcome.failure is not None]
+
+    task = asyncio.create_task(whole_way())
+    async with asyncio.timeout(30):
+        while not either.driver.named(method):
+            await asyncio.sleep(0)
+    old = either.registry.get("scripted.dev")
+    either.registry.add(Driver("scripted.dev", str(either.driver.socket), (1, 0, 0), 5.0))
+    await old.close()
+    assert Failure.UNCERTAIN in await task
+    either.driver.release()
+    if either.volume.state_of(ONE) is not State.ABSENT:
+        assert (await either.unmount()).failure is None
+    await either.all_goes()

@@ -1,0 +1,123 @@
+"""Block volumes: devices mapped for pods, and the way back."""
+
+import os
+
+import pytest
+
+from moorage.host import loop, mounts
+from moorage.node.layout import PodUid
+from moorage.node.testing import LIE
+from moorage.node.volumes import metadata
+from moorage.node.volumes.observe import observe
+from moorage.node.volumes.world import Failure, State
+
+pytestmark = pytest.mark.root
+ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
+
+
+async def test_a_block_volume_is_not_unstaged_under_a_device_that_could_not_be_mapped(block):
+    place = block.layout.block_map("pv", ONE).parent
+    place.parent.mkdir(parents=True)
+    place.write_text("in the way")  # as a full or read-only directory would be
+    outcome = await block.mount()
+    assert outcome.failure is Failure.UNCERTAIN
+    assert block.volume.state_of(ONE) is State.UNCERTAIN  # so the driver is told to unpublish before it unstages
+    place.unlink()
+    await block.all_goes(ONE)
+
+
+async def test_a_block_volume_that_is_published_after_the_agent_died_is_found_again(block):
+    seen = []
+
+    def look(method, request):
+        if method == "NodePublishVolume":
+            seen.append(set(observe(block.layout).volumes[block.name].pods))
+
+    block.watch(look)
+    await block.mount()
+    assert seen == [{ONE}]  # on disk before the driver does anything
+    await block.all_goes(ONE)
+
+
+async def test_a_driver_that_publishes_no_device_is_told_to_undo_it(block):
+    block.driver.misbehave("NodePublishVolume", LIE)
+    outcome = await block.mount()
+    assert outcome.failure is Failure.UNCERTAIN
+    await block.all_goes(ONE)
+    assert len(block.driver.named("NodeUnpublishVolume")) == 1
+
+
+async def test_a_block_volume_is_unmapped_before_its_driver_takes_it_away(block):
+    await block.mount()
+    device, link = block.layout.block_map("pv", ONE), block.layout.block_link(ONE, "pv")
+    assert os.stat(link).st_rdev == os.stat(device).st_rdev
+    seen = []
+
+    def look(method, request):
+        if method == "NodeUnpublishVolume":
+            seen.append((device.exists(), link.is_symlink()))
+
+    block.watch(look)
+    await block.unmount()
+    assert seen == [(False, True)]  # the link stays to the end, so that a crash here is found again
+    assert not link.is_symlink()
+    await block.all_goes()
+
+
+async def test_a_block_volume_that_came_back_as_another_device_is_mapped_anew(block):
+    await block.mount()
+    backing = block.driver.data / "other"
+    backing.write_bytes(b"\0" * (1 << 20))
+    other = loop.attach(backing, direct_io=False)
+    try:
+        target = block.layout.block_publish("pv", ONE)
+        mounts.unmount(target)
+        mounts.bind(other.path, target)
+        await block.mount()
+        assert os.stat(block.layout.block_link(ONE, "pv")).st_rdev == os.stat(other.path).st_rdev
+        await block.all_goes(ONE)
+    finally:
+        loop.detach(other.path)
+
+
+async def test_a_block_volume_is_not_unstaged_while_a_device_file_is_left(block):
+    await block.mount()
+    outcome = await block.unstage()  # as if the pod's record had been lost
+    assert outcome.failure is Failure.TRANSIENT
+    assert ONE in outcome.message
+    assert block.driver.named("NodeUnstageVolume") == []
+    await block.all_goes(ONE)
+
+
+async def test_a_block_volume_whose_staging_path_is_gone_is_unstaged_without_asking(block):
+    await block.mount()
+    await block.unmount()
+    block.layout.block_staging("pv").rmdir()
+    await block.all_goes()
+    assert block.driver.named("NodeUnstageVolume") == []
+
+
+@pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
+async def test_a_block_driver_that_claims_to_have_unmounted_is_not_believed(block, method):
+    await block.mount()
+    staging = block.layout.block_staging("pv")
+    mounts.bind(block.driver.data, staging)  # a driver may mount what it likes there
+    block.driver.misbehave(method, LIE)
+    first = await block.unmount()
+    if method == "NodeUnpublishVolume":
+        assert (first.failure, block.volume.state_of(ONE)) == (Failure.UNCERTAIN, State.UNCERTAIN)
+        await block.all_goes(ONE)
+    else:
+        assert (await block.unstage()).failure is Failure.UNCERTAIN
+        assert metadata.read(block.layout.block_data("pv")) is not None
+        await block.all_goes()
+
+
+async def test_a_refused_stage_leaves_what_another_pods_unpublishing_needs(block):
+    await block.mount(ONE)
+    block.volume.device = State.UNCERTAIN
+    block.driver.misbehave("NodeStageVolume", "INTERNAL")
+    assert (await block.mount(TWO)).failure is Failure.FINAL
+    assert metadata.read(block.layout.block_data("pv")) is not None
+    block.restart()
+    await block.all_goes(ONE)

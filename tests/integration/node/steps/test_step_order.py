@@ -1,0 +1,205 @@
+"""Which steps are made for a volume, with what around them, and what a failed one may take with it."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from moorage.host import mountinfo, mounts
+from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.node.layout import PodUid
+from moorage.node.testing import GARBAGE, LIE
+from moorage.node.volumes import metadata, ownership
+from moorage.node.volumes.world import CsiSource, Failure, State, Unmount
+
+pytestmark = pytest.mark.root
+ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
+FINAL = ("INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "PERMISSION_DENIED", GARBAGE)
+UNCERTAIN = ("CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED")
+CALLS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume")
+
+
+@pytest.mark.parametrize("stages", [True, False])
+async def test_attachment_and_claim_are_confirmed_before_the_driver_is_asked(either, stages):
+    either.driver.capabilities = ("STAGE_UNSTAGE_VOLUME",) if stages else ()
+    await either.mount(ONE)
+    assert sorted(set(either.fetch.confirmed)) == ["attached", "claim"]
+    either.fetch.confirmed.clear()
+    await either.mount(ONE)  # published again: nothing new is shown to anybody
+    assert "claim" not in either.fetch.confirmed
+    either.restart()
+    either.fetch.confirmed.clear()
+    await either.mount(ONE)  # it was shown before the restart
+    assert "claim" not in either.fetch.confirmed
+    await either.all_goes(ONE)
+
+
+async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(either):
+    either.driver.capabilities = ()
+    await either.mount(ONE)
+    (request,) = either.driver.named("NodePublishVolume")
+    expected = str(either.layout.block_staging("pv")) if either.source.is_block else ""
+    assert request.staging_target_path == expected
+    assert not either.layout.staging("scripted.dev", "vol").exists()
+    await either.all_goes(ONE)
+    assert {name for name, _ in either.driver.calls} == {
+        "NodeGetCapabilities", "NodePublishVolume", "NodeUnpublishVolume"
+    }  # fmt: skip
+
+
+async def test_a_driver_that_stopped_staging_is_not_asked_to_unstage(bench):
+    await bench.mount(ONE)
+    await bench.unmount(ONE)
+    mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))
+    bench.driver.capabilities = ()
+    bench.registry.get("scripted.dev")._forget_capabilities()
+    await bench.all_goes()
+    assert bench.driver.named("NodeUnstageVolume") == []
+
+
+async def test_a_driver_that_mounts_nothing_when_it_stages_is_asked_once(bench):
+    bench.driver.misbehave("NodeStageVolume", LIE)
+    for uid in (ONE, TWO, TWO):
+        assert (await bench.mount(uid)).failure is None
+    assert len(bench.driver.named("NodeStageVolume")) == 1
+    await bench.all_goes(ONE, TWO)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_staged_mount_that_was_taken_away_is_made_again(bench, restarted):
+    await bench.mount(ONE)
+    if restarted:
+        bench.restart()
+        await bench.mount(ONE)
+    asked = len(bench.driver.named("NodeStageVolume"))
+    await bench.mount(TWO)
+    assert len(bench.driver.named("NodeStageVolume")) == asked
+    mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))
+    await bench.mount(TWO)
+    assert len(bench.driver.named("NodeStageVolume")) == asked + 1
+    assert mountinfo.mount_at(bench.layout.staging_target("scripted.dev", "vol")) is not None
+    await bench.all_goes(ONE, TWO)
+
+
+async def test_an_inline_volume_is_never_staged(bench):
+    bench.fetch.spec = CsiDriverSpec(volume_lifecycle_modes=["Ephemeral"])
+    source = CsiSource("scripted.dev", "csi-1", "v", is_ephemeral=True)
+    outcome = await bench.mount(ONE, source=source)
+    assert outcome.failure is None
+    assert bench.driver.named("NodePublishVolume")[0].staging_target_path == ""
+    bench.restart()
+    (volume,) = bench.world.actual.values()
+    assert (volume.name, volume.device, volume.source.is_ephemeral) == (
+        f"kubernetes.io/csi/{ONE}-v",
+        State.ABSENT,
+        True,
+    )
+    assert (await bench.executor.execute(Unmount(volume.name, ONE), volume)).failure is None
+    assert bench.driver.named("NodeStageVolume") == []
+    assert bench.driver.named("NodeUnpublishVolume")[0].volume_id == "csi-1"
+
+
+async def test_a_driver_that_does_not_serve_this_kind_of_volume_is_not_asked(bench):
+    bench.fetch.spec = CsiDriverSpec(volume_lifecycle_modes=["Ephemeral"])
+    outcome = await bench.mount()
+    assert (outcome.failure, bench.driver.calls) == (Failure.TRANSIENT, [])
+    assert "not Persistent" in outcome.message
+
+
+async def test_the_staging_directory_is_ours_and_the_target_is_the_drivers(bench):
+    seen = {}
+
+    def look(method, request):
+        if method == "NodeStageVolume":
+            place = Path(request.staging_target_path)
+            seen["staging"] = (stat.S_IMODE(place.stat().st_mode), metadata.read(place.parent))
+        elif method == "NodePublishVolume":
+            place = Path(request.target_path)
+            seen["target"] = (place.exists(), metadata.read(place.parent)["specVolID"])
+
+    bench.watch(look)
+    await bench.mount()
+    assert seen["staging"] == (0o750, {"driverName": "scripted.dev", "volumeHandle": "vol"})
+    assert seen["target"] == (False, "pv")
+    await bench.all_goes(ONE)
+
+
+@pytest.mark.parametrize("code", [*FINAL, *UNCERTAIN])
+async def test_a_failed_republish_takes_nothing_away(either, code):
+    await either.mount()
+    before, files = either.mounted(), either.files()
+    either.driver.misbehave("NodePublishVolume", code)
+    assert (await either.mount()).failure is not None
+    assert either.volume.state_of(ONE) is State.MOUNTED
+    assert (either.mounted(), either.files()) == (before, files)
+    await either.all_goes(ONE)
+
+
+async def test_a_failed_republish_of_a_driver_that_mounts_nothing_takes_nothing_away_either(bench):
+    await bench.mount()
+    mounts.unmount(bench.layout.publish_target(ONE, "pv"))
+    bench.driver.misbehave("NodePublishVolume", "INTERNAL")
+    assert (await bench.mount()).failure is Failure.FINAL
+    assert bench.layout.publish_target(ONE, "pv").is_dir()
+    assert metadata.read(bench.layout.csi_volume(ONE, "pv")) is not None
+    await bench.all_goes(ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
+async def test_a_refused_publish_after_a_restart_takes_no_data_away(bench):
+    await bench.mount()
+    bench.restart()
+    mounts.unmount(bench.layout.publish_target(ONE, "pv"))
+    bench.driver.misbehave("NodePublishVolume", "INTERNAL")
+    assert (await bench.mount()).failure is Failure.FINAL
+    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    assert metadata.read(bench.layout.csi_volume(ONE, "pv")) is not None
+    await bench.all_goes(ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
+async def test_files_that_cannot_be_given_to_the_group_leave_the_mount_uncertain(bench, monkeypatch):
+    bench.fetch.spec = CsiDriverSpec(fs_group_policy="File")
+
+    def refuse(*_args, **_more):
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership, "apply_group", refuse)
+        outcome = await bench.mount(fs_group=4321)
+    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "pod")
+    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    await bench.all_goes(ONE)
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
+@pytest.mark.parametrize("on_mismatch", [False, True])
+async def test_files_are_looked_at_again_only_if_the_pod_wants_that(bench, on_mismatch):
+    bench.fetch.spec = CsiDriverSpec(fs_group_policy="File")
+    data = bench.driver.data / "vol"
+    data.mkdir()
+    wanted = {"fs_group": 4321, "fs_group_on_root_mismatch": on_mismatch}
+    await bench.mount(ONE, **wanted)
+    assert data.stat().st_gid == 4321
+    (data / "stray").touch()
+    os.chown(data / "stray", 0, 0)
+    await bench.mount(TWO, **wanted)
+    assert (data / "stray").stat().st_gid == (0 if on_mismatch else 4321)
+    await bench.all_goes(ONE, TWO)
+
+
+async def test_sub_path_mounts_of_a_kubelet_go_before_the_volume(bench):
+    await bench.mount()
+    data = bench.driver.data / "vol"
+    (data / "sub").mkdir()
+    (data / "file").write_text("kept")
+    places = bench.layout.subpaths_of(ONE) / "pv" / "main"
+    (places / "0").mkdir(parents=True)
+    (places / "1").touch()
+    mounts.bind(data / "sub", places / "0")
+    mounts.bind(data / "file", places / "1")
+    await bench.all_goes(ONE)
+    assert not places.parent.exists()
+    assert (data / "file").read_text() == "kept"
+    assert (data / "sub").is_dir()
