@@ -17,7 +17,6 @@ pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
 FINAL = ("INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "PERMISSION_DENIED", GARBAGE)
 UNCERTAIN = ("CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED")
-CALLS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume")
 
 
 @pytest.mark.parametrize("stages", [True, False])
