@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from moorage.kube.errors import AlreadyExists
 from moorage.kube.objects.core import Pod, Secret, ServiceAccount
 
 pytestmark = pytest.mark.root
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
+
+
+async def ensure_account(lab):
+    with contextlib.suppress(AlreadyExists):  # the server makes it, too, a moment after its start
+        await lab.client.create(ServiceAccount, {"metadata": {"name": "default"}}, "default")
 
 
 def claims_in(token):
@@ -71,7 +77,7 @@ async def test_a_driver_is_not_asked_while_there_is_no_token(lab):
         if await lab.client.find(ServiceAccount, "default", "default") is None:
             await lab.until(lambda: volumes[name].backoffs, what="no token, no publish")
             assert driver.named("NodePublishVolume") == []
-            await lab.client.create(ServiceAccount, {"metadata": {"name": "default"}}, "default")
+            await ensure_account(lab)
         await lab.phase("p1", "Running")
         assert TOKENS in driver.named("NodePublishVolume")[-1].volume_context
         await lab.delete("p1")
@@ -278,8 +284,7 @@ async def test_kubectl_shows_logs_and_runs_commands(lab):
 
 
 async def test_a_pod_finds_the_token_of_its_account_where_programs_look_for_it(lab):
-    if await lab.client.find(ServiceAccount, "default", "default") is None:
-        await lab.client.create(ServiceAccount, {"metadata": {"name": "default"}}, "default")
+    await ensure_account(lab)
     await lab.start_agent()
     named = {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}
     sources = [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}, {"downwardAPI": named}]
