@@ -129,6 +129,15 @@ def test_a_silent_node_is_overruled_after_six_minutes_and_not_before():
     assert planned(world, now=NOW + 360.01, limits=Limits(may_force=False)) == []
 
 
+def test_a_healthy_node_that_let_go_late_is_not_asked_again():
+    world = world_with(A)
+    attached(world, A, listed=False)
+    world.volumes[VOLUME].attachments[A].detach_wanted_at = NOW
+    assert planned(world, now=NOW + 360) == [Detach(VOLUME, A, verify=True)]
+    assert planned(world, now=NOW + 361) == [Detach(VOLUME, A, verify=False)]
+    assert planned(world, now=NOW + 361, limits=Limits(may_force=False)) == [Detach(VOLUME, A, verify=True)]
+
+
 def test_an_out_of_service_node_is_not_waited_for():
     world = world_with(A)
     attached(world, A, listed=False, in_use=True)
@@ -169,6 +178,17 @@ def test_a_failed_attach_is_left_alone_longer_each_time():
         now = world.volumes[VOLUME].attachments[A].backoff.until
     assert delays[:3] == [0.5, 1.0, 2.0]
     assert delays[-1] == 122.0
+
+
+def test_a_success_ends_what_failures_had_piled_up():
+    world = world_with(A)
+    wanted(world, A)
+    for _ in range(3):
+        world.attach_begins(VOLUME, A, NOW)
+        world.failed(VOLUME, A, "attach", NOW)
+    world.attached(VOLUME, A)
+    world.failed(VOLUME, A, "attach", NOW)
+    assert world.volumes[VOLUME].attachments[A].backoff.until == NOW + 0.5
 
 
 def test_a_failed_attach_does_not_delay_taking_it_back():

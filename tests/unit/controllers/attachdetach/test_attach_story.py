@@ -380,6 +380,15 @@ def test_a_deleted_node_stays_known_while_a_pod_is_there(cluster):
     assert cluster.state() is State.ATTACHED
 
 
+def test_a_node_that_comes_back_empty_is_told_what_is_attached_to_it_at_once(cluster):
+    cluster.attach()
+    cluster.remove_node("a")
+    cluster.step()
+    cluster.add_node("a")
+    cluster.step()
+    assert cluster.requests == ["list 1 on a"]
+
+
 # The order and the contents of what is written
 
 
@@ -536,6 +545,7 @@ def test_a_start_takes_listed_volumes_for_attached_and_other_attachments_for_unc
     cluster.add_volume()
     listing = cluster.add_node("a", listed=[VOLUME, "other/plugin/x"])
     silent = cluster.add_node("b")
+    cluster.set_attachment(A)
     cluster.set_attachment(B)
     cluster.populator.rebuild([listing, silent], cluster.attachments.values())
     assert (cluster.state(A), cluster.state(B)) == (State.ATTACHED, State.UNCERTAIN)

@@ -143,6 +143,19 @@ def test_the_smallest_free_volume_that_fits_is_taken_and_each_only_once(cluster)
     assert [(claim.name, volume.name) for claim, volume in found.fit.static] == [("one", "small"), ("two", "large")]
 
 
+def test_small_claims_choose_first(cluster):
+    cluster.add_claim("a-large", "2Gi")
+    cluster.add_claim("z-small", "1Gi")
+    cluster.add_volume("two", "b", size="2Gi")
+    cluster.add_volume("five", "b", size="5Gi")
+    found = cluster.place(pod("p", "a-large", "z-small"))
+    assert isinstance(found, Placement)
+    assert [(claim.name, volume.name) for claim, volume in found.fit.static] == [
+        ("z-small", "two"),
+        ("a-large", "five"),
+    ]
+
+
 def test_a_volume_reserved_for_the_claim_is_the_only_one_and_only_where_it_is(cluster):
     cluster.classes.clear()
     cluster.add_class(provisioner="kubernetes.io/no-provisioner")
@@ -351,6 +364,27 @@ def test_a_node_over_its_limit_still_takes_pods_whose_volumes_it_has(cluster):
     assert "1 node(s) exceed max volume count" in cluster.complaint(pod("p", "three"))
 
 
+def test_only_attachments_of_the_driver_itself_count_against_its_limit(cluster):
+    drivers = [{"name": "csi.example.com", "nodeID": "a", "allocatable": {"count": 1}}]
+    cluster.csi_nodes["a"] = made(CSINode, {"metadata": {"name": "a"}, "spec": {"drivers": drivers}})
+    cluster.add_volume("theirs", csi={"driver": "other.example.com", "volumeHandle": "h"})
+    spec = {"attacher": "other.example.com", "nodeName": "a", "source": {"persistentVolumeName": "theirs"}}
+    cluster.attachment_list.append(made(VolumeAttachment, {"metadata": {"name": "va"}, "spec": spec}))
+    cluster.add_bound("one", "a")
+    assert cluster.node_for(pod("p", "one")) == "a"
+
+
+def test_a_claim_of_a_migrated_plugin_counts_for_the_driver_that_took_it_over(cluster):
+    cluster.add_class("late", provisioner="kubernetes.io/aws-ebs")
+    for name in ("a", "b", "c"):
+        drivers = [{"name": "ebs.csi.aws.com", "nodeID": name, "allocatable": {"count": 1}}]
+        cluster.csi_nodes[name] = made(CSINode, {"metadata": {"name": name}, "spec": {"drivers": drivers}})
+    cluster.add_claim("one")
+    cluster.add_claim("two")
+    assert cluster.node_for(pod("p", "one")) == "a"
+    assert "3 node(s) exceed max volume count" in cluster.complaint(pod("p", "one", "two"))
+
+
 @pytest.mark.parametrize("drivers", [[], [{"name": "csi.example.com", "nodeID": "a"}]], ids=["no driver", "no count"])
 def test_a_node_that_names_no_limit_has_none(cluster, drivers):
     for name in ("a", "b", "c"):
@@ -386,6 +420,9 @@ def test_a_claim_for_one_pod_is_held_by_one_that_is_only_promised(cluster):
     cluster.add_bound("data", modes=["ReadWriteOncePod"])
     cluster.world.assume(pod("first", "data"), "b")
     assert "ReadWriteOncePod" in cluster.complaint(pod("p", "data"))
+    assert cluster.node_for(pod("first", "data")) == "a"  # it does not stand in its own way
+    cluster.world.see("uid-first", pod("first", "data"))
+    assert "ReadWriteOncePod" in cluster.complaint(pod("p", "data"))  # a late word of the server takes nothing back
     cluster.world.unassume("uid-first")
     assert cluster.node_for(pod("p", "data")) == "a"
 
