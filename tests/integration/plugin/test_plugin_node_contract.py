@@ -61,6 +61,20 @@ async def test_a_volume_attached_for_reading_is_staged_as_often_as_asked(shared)
         (target / "new").write_text("x")
 
 
+async def test_a_repaired_stage_is_for_reading_as_the_one_that_died(shared, pool, dead_mount):
+    """Other nodes read the volume at the same time: not even a journal may be written."""
+    volume = (await shared.create()).volume_id
+    given = await attached(shared, volume, mounted())
+    await shared.stage(volume, context=given)
+    await shared.unstage(volume)
+    await detached(shared, volume)
+    readers = mounted(mode=Mode.MULTI_NODE_READER_ONLY)
+    given = await attached(shared, volume, readers)
+    dead_mount(shared.staging(volume))
+    await shared.publish(volume, readers, context=given)
+    assert [device.read_only for device in loop.attached(pool)] == [True]
+
+
 @pytest.mark.parametrize(("mode", "readonly"), [(Mode.SINGLE_NODE_WRITER, True), (Mode.MULTI_NODE_READER_ONLY, False)])
 async def test_a_device_staged_for_reading_serves_one_pod_after_the_other(shared, pool, mode, readonly):
     """kubelet unstages only when no pod wants the volume any more."""

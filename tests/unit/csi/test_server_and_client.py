@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moorage.csi import csi_pb2 as pb
-from moorage.csi import csi_pb2_grpc, redact
+from moorage.csi import csi_pb2_grpc, limits, redact
 from moorage.csi.client import CsiClient, method_named
 from moorage.csi.endpoint import socket_path_from
 from moorage.csi.errors import CsiError, EndpointInUse, InvalidEndpoint, OperationPending
@@ -193,6 +193,30 @@ async def test_a_field_that_is_too_long_is_named(client, request_, field):
     with pytest.raises(CsiError, match=field) as caught:
         await client.CreateVolume(request_)
     assert caught.value.code == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("make", "largest"),
+    [
+        (lambda text: pb.CreateVolumeRequest(name=text), 128),
+        (lambda text: pb.CreateVolumeGroupSnapshotRequest(source_volume_ids=["v", text]), 128),
+        (lambda text: pb.ControllerPublishVolumeRequest(node_id=text), 256),
+        (lambda text: pb.NodePublishVolumeRequest(target_path=text), 4095),
+        (lambda text: pb.NodePublishVolumeRequest(staging_target_path=text), 4095),
+        (lambda text: pb.NodeGetVolumeStatsRequest(volume_path=text), 4095),
+        (lambda text: pb.NodeGetVolumeHealthRequest(volume_publish_path=text), 4095),
+        (lambda text: pb.CreateVolumeRequest(secrets={"k": text[1:]}), 4096),
+        (lambda text: pb.NodeStageVolumeRequest(volume_capability=flagged("ro", text[2:])), 4096),
+    ],
+)
+def test_a_field_may_be_as_large_as_csi_says_and_no_byte_larger(make, largest):
+    limits.check(make("ü" * (largest // 2) + "x" * (largest % 2)))
+    with pytest.raises(InvalidRequest):
+        limits.check(make("x" * (largest + 1)))
+
+
+def flagged(*flags):
+    return pb.VolumeCapability(mount=pb.VolumeCapability.MountVolume(mount_flags=flags))
 
 
 async def test_the_socket_is_private(server):
