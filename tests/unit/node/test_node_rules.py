@@ -33,6 +33,10 @@ def use_of(source, **fields):
         (["0.3.0"], None),
         (["2.0.0"], None),
         (["banana"], None),
+        (["1"], None),  # nor does a kubelet take these two
+        (["01.2"], None),
+        (["banana", "v1.3.0-rc1+meta"], (1, 3, 0)),
+        (["1.2", "1.10", "1.9.9.9"], (1, 10, 0)),
         ([], None),
     ],
 )

@@ -30,7 +30,7 @@ class DriverMissing(MoorageError):
 class Driver:
     """One registered driver: its name, its socket, and its capabilities, asked for once per registration."""
 
-    def __init__(self, name: str, endpoint: str, version: tuple[int, int, int], timeout_s: float) -> None:
+    def __init__(self, name: str, endpoint: str, version: tuple[int, ...], timeout_s: float) -> None:
         self.name = name
         self.endpoint = endpoint
         self.version = version

@@ -6,18 +6,18 @@ Owns: the rule of the registration handshake. Pure.
 import re
 from collections.abc import Iterable
 
-_VERSION = re.compile(r"^v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(?:[-+].*)?$")
+_VERSION = re.compile(r"\s*v?((?:0|[1-9][0-9]*)(?:\.[0-9]+)+)")
 
-Version = tuple[int, int, int]
+Version = tuple[int, ...]
 
 
 def version_from(text: str) -> Version | None:
-    """`1.2.3` or `v1` as numbers; None when it is no version."""
-    match = _VERSION.match(text.strip())
+    """`1.2.3` or `v1.2-rc1` as numbers, at least three; None for what a kubelet does not take either, such as `1`."""
+    match = _VERSION.match(text)
     if match is None:
         return None
-    major, minor, patch = (int(part or 0) for part in match.groups())
-    return (major, minor, patch)
+    numbers = tuple(int(part) for part in match[1].split("."))
+    return numbers + (0,) * (3 - len(numbers))
 
 
 def highest_usable(versions: Iterable[str]) -> Version | None:
