@@ -205,6 +205,49 @@ async def test_a_claim_that_goes_while_the_pod_waits_frees_the_place(scene: Scen
     assert (await scene.pod("db")).spec.node_name == ""
 
 
+def asks(cpu: str) -> list[dict[str, Any]]:
+    return [{**CONTAINER, "resources": {"requests": {"cpu": cpu}}}]
+
+
+async def test_a_place_that_is_given_up_goes_to_a_pod_that_waits_for_it(scene: Scene) -> None:
+    """A pod that waits for its volume holds room on a node that the server knows nothing of."""
+    await scene.add_claim("data")
+    await scene.add_pod("holder", "data", nodeSelector={HOST: "a"}, containers=asks("3"))
+    await scene.stage.settle()
+    await scene.add_pod("waiting", nodeSelector={HOST: "a"}, containers=asks("3"))
+    await scene.stage.settle()
+    assert (await scene.pod("waiting")).spec.node_name == ""
+    await scene.client.delete(Pod, "holder", "default", grace_s=0)
+    await scene.stage.settle(resync=False)
+    assert (await scene.pod("waiting")).spec.node_name == "a"
+
+
+async def test_a_place_whose_provisioner_turned_it_down_goes_to_a_pod_that_waits_for_it(scene: Scene) -> None:
+    await scene.add_claim("data")
+    await scene.add_pod("holder", "data", containers=asks("3"))
+    await scene.stage.settle()
+    first = (await scene.claim("data")).annotations[SELECTED_NODE]
+    await scene.add_pod("waiting", nodeSelector={HOST: first}, containers=asks("3"))
+    await scene.stage.settle()
+    removed = {"metadata": {"annotations": {SELECTED_NODE: None}}}
+    await scene.client.patch(PersistentVolumeClaim, "data", removed, "default")
+    await scene.stage.settle(resync=False)
+    assert (await scene.pod("waiting")).spec.node_name == first
+
+
+async def test_pods_with_one_late_claim_go_to_one_node(scene: Scene) -> None:
+    await scene.add_claim("data")
+    await asyncio.gather(*(scene.add_pod(f"db-{number}", "data") for number in range(4)))
+    await scene.stage.settle()
+    claim = await scene.claim("data")
+    await scene.provision(claim)
+    await scene.stage.settle()
+    nodes = {(await scene.pod(f"db-{number}")).spec.node_name for number in range(4)}
+    assert nodes == {claim.annotations[SELECTED_NODE]}
+    said = [reason for number in range(4) for reason, _ in await scene.events(f"db-{number}")]
+    assert said == ["Scheduled"] * 4
+
+
 async def test_a_restart_takes_up_where_it_stopped(scene: Scene) -> None:
     await scene.add_claim("data")
     await scene.add_pod("db", "data")

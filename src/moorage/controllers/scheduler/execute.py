@@ -84,6 +84,7 @@ class Executor:
         self._bind_timeout_s = bind_timeout_s
         self.reservations: dict[str, Reservation] = {}
         self.rejected: dict[str, dict[str, int]] = {}  # pod uid to how often each node was turned down
+        self.on_freed: Callable[[], None] = lambda: None  # told when a place is given up: no watch tells of that
 
     def reserve(self, pod: Pod, placement: Placement) -> Reservation:
         """Count the pod and its claims as placed, so that the next pod sees it so."""
@@ -110,6 +111,7 @@ class Executor:
             return
         self._world.unassume(reservation.uid)
         self._forget_promises(reservation)
+        self.on_freed()
 
     async def advance(self, pod: Pod, reservation: Reservation) -> float | None:
         """Write what is missing, and bind the pod when its claims are bound; seconds to wait when they are not."""

@@ -132,6 +132,7 @@ class Scheduler:
         self._name = name
         self._stuck: set[str] = set()  # pods that had no node when they were last looked at
         self.queue: WorkQueue[str] = WorkQueue("scheduler", start_s=0.5, max_s=10.0)
+        executor.on_freed = self.wake_all
 
     async def look_at(self, key: str) -> float | None:
         """Place one pod, or move its reservation on."""
