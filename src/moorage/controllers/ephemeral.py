@@ -118,9 +118,7 @@ class Ephemeral:
     async def _execute(self, action: Action, pod: Pod) -> None:
         match action:
             case Refuse(_, claim):
-                raise ClaimIsForeign(
-                    f"PVC {pod.namespace}/{claim} was not created for pod {pod.key} (pod is not owner)"
-                )
+                raise _foreign(pod, claim)
             case MakeClaim(volume, claim):
                 await self._make(pod, volume, claim)
 
@@ -137,12 +135,16 @@ class Ephemeral:
         except AlreadyExists as error:  # ours, not heard of yet, or somebody's who was quicker
             there = await self._client.find(PersistentVolumeClaim, claim, pod.namespace)
             if there is not None and not is_owned_by(there, pod):
-                raise ClaimIsForeign(f"PVC {pod.namespace}/{claim} was not created for pod {pod.key}") from error
+                raise _foreign(pod, claim) from error
             return
         except ApiError as error:
             raise type(error)(error.status, error.reason, f"create PVC {claim}: {error.message}", error.body) from error
         self._claims.remember(made)
         log.info("claim made for an ephemeral volume", pod=pod.key, claim=made.key)
+
+
+def _foreign(pod: Pod, claim: str) -> ClaimIsForeign:
+    return ClaimIsForeign(f"PVC {pod.namespace}/{claim} was not created for pod {pod.key} (pod is not owner)")
 
 
 async def run(context: ControllerContext) -> None:

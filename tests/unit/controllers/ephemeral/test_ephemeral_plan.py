@@ -3,8 +3,10 @@
 from typing import Any
 
 import msgspec
+import pytest
 
-from moorage.controllers.ephemeral import MakeClaim, Refuse, claim_from, plan_pod
+from moorage.controllers.ephemeral import ClaimIsForeign, Ephemeral, MakeClaim, Refuse, claim_from, plan_pod
+from moorage.kube.errors import AlreadyExists
 from moorage.kube.objects import PersistentVolumeClaim, Pod
 
 
@@ -45,3 +47,39 @@ def test_the_template_is_carried_over_whole() -> None:
     assert (made["metadata"]["labels"], made["metadata"]["annotations"]) == ({"a": "b"}, {"c": "d"})
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod", "uid": "p"}
     assert made["metadata"]["ownerReferences"] == [owner | {"controller": True, "blockOwnerDeletion": True}]
+
+
+class Late:
+    """An API that has a claim of the name, and copies that have not heard of it."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner, self.told = owner, []
+
+    def get(self, key: str) -> Pod | None:
+        return pod() if key == "default/pod" else None
+
+    async def request(self, method: str, path: str) -> bytes:
+        return msgspec.json.encode(pod())
+
+    async def create(self, *_: object) -> PersistentVolumeClaim:
+        raise AlreadyExists(409, "AlreadyExists", "pod-scratch")
+
+    async def find(self, *_: object) -> PersistentVolumeClaim:
+        return claim(self.owner)
+
+    def warning(self, _: Pod, reason: str, message: str) -> None:
+        self.told.append((reason, message))
+
+
+async def test_our_own_claim_that_was_not_heard_of_is_no_error() -> None:
+    late: Any = Late("p")
+    await Ephemeral(late, late, late, late).sync("default/pod")
+    assert late.told == []
+
+
+async def test_somebody_who_was_quicker_is_told_of_as_if_he_had_been_known() -> None:
+    late: Any = Late("older")
+    with pytest.raises(ClaimIsForeign):
+        await Ephemeral(late, late, late, late).sync("default/pod")
+    said = "ephemeral volume scratch: PVC default/pod-scratch was not created for pod default/pod (pod is not owner)"
+    assert late.told == [("FailedBinding", said)]
