@@ -8,6 +8,7 @@ Start reading at: `pool.Pool`; the interface is described in docs/storage.md.
 from moorage.storage.errors import (
     AttachedDifferently,
     AttachedElsewhere,
+    AttachmentsUnreadable,
     Busy,
     DamagedRecord,
     Fenced,
@@ -70,6 +71,7 @@ __all__ = [
     "AttachedDifferently",
     "AttachedElsewhere",
     "Attachment",
+    "AttachmentsUnreadable",
     "BlockDiff",
     "Busy",
     "Capacity",

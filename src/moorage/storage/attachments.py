@@ -1,11 +1,11 @@
 """Attachments: which node may use a volume of a shared pool, with fencing tokens.
 
 Owns: `volumes/<id>/attach/` and `nodes/`. The state of a volume's attachments is the file with the
-highest number in its `attach` directory. A change makes the next number with symlink(2), which fails
-when that number exists: compare-and-swap without locks, on any filesystem with atomic links, safe
-against kill -9 at every step. The number is the fencing token, so tokens only grow. A state is the
-text of its symbolic link, because name and content then appear in one step and one fsync makes both
-durable; a state too long for that is a file, written under a draft name and linked.
+highest number in its `attach` directory. A change is made under a draft name that only its writer
+knows, and gets the next number with link(2), which fails when that number exists: compare-and-swap
+without locks, on any filesystem with atomic links, safe against kill -9 at every step. The number is
+the fencing token, so tokens only grow. A state is the text of a symbolic link, which has its content
+from its first moment, so that one fsync is enough; a state too long for that is a file.
 May not touch: mounts and devices; a node verifies its token and acts on that.
 Start reading at: `Attachments.attach`, `_Cas.swap`.
 """
@@ -15,7 +15,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from moorage.storage.context import Context
 from moorage.storage.errors import (
     AttachedDifferently,
     AttachedElsewhere,
+    AttachmentsUnreadable,
     Busy,
     DamagedRecord,
     Fenced,
@@ -37,13 +38,16 @@ from moorage.storage.errors import (
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import VolumeId, id_from, is_volume_id
 from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
-from moorage.storage.model import Attachment
+from moorage.storage.model import Attachment, Scope
 
 log = get_logger(__name__)
 
 DIRECTORY = "attach"
 _KEPT = 2
 _LONGEST_LINK = 960  # XFS takes 1024 bytes, others more
+_DRAFT_LIFE_S = 3600
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_SPLIT = {errno.EIO, errno.ENOTCONN}
 _ATTEMPTS = 1000
 _MULTI_NODE = "MULTI_NODE_"
 _READERS = ("MULTI_NODE_READER_ONLY", "SINGLE_NODE_READER_ONLY")
@@ -69,6 +73,16 @@ class _Node(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T")
+
+
+def prepare(context: Context, built: str) -> None:
+    """Give a volume that is being built its place for attachments, while nobody knows its name.
+
+    GlusterFS can fail to make a directory, or a symbolic link, that somebody looks up at that moment.
+    """
+    if context.config.scope is Scope.SHARED:
+        with contextlib.suppress(FileExistsError):  # a repeated import
+            os.mkdir(os.path.join(built, DIRECTORY), 0o700)
 
 
 class Attachments:
@@ -151,7 +165,7 @@ class Attachments:
             entry = _Entry(token, readonly, mode)
             return _State({**state.nodes, node_id: entry}, secrets.token_hex(8))
 
-        with self._layout.translated(f"attach volume {volume_id}"):
+        with self._changing(f"attach volume {volume_id}"):
             self._mark(node, volume_id)
             try:
                 self._cas(volume_id).swap(change)
@@ -177,7 +191,7 @@ class Attachments:
             kept = {node: entry for node, entry in state.nodes.items() if node not in taken}
             return _State(kept, secrets.token_hex(8))
 
-        with self._layout.translated(f"detach volume {volume_id}"):
+        with self._changing(f"detach volume {volume_id}"):
             self._cas(volume_id).swap(change)
             for node in taken or ([node_id] if node_id else []):
                 self._unmark_if_detached(node, volume_id)
@@ -193,7 +207,8 @@ class Attachments:
                 raise VolumeInUse(f"volume {volume_id} is attached to {', '.join(sorted(state.nodes))}")
             return None if state.sealed else _State({}, secrets.token_hex(8), sealed=True)
 
-        self._cas(volume_id).swap(change)
+        with self._changing(f"delete volume {volume_id}"):
+            self._cas(volume_id).swap(change)
 
     def unseal(self, directory: str) -> None:
         """Before a volume comes back from the trash, where it lies in `directory`: it can be attached again."""
@@ -206,7 +221,7 @@ class Attachments:
     def attachments(self, volume_id: str) -> list[Attachment]:
         """Who has the volume now."""
         self._check_volume(volume_id)
-        with self._layout.translated(f"read attachments of {volume_id}"):
+        with self._changing(f"read attachments of {volume_id}"):
             _, state = self._cas(volume_id).read()
         return [
             Attachment(VolumeId(volume_id), node, entry.token, entry.readonly, entry.mode)
@@ -228,6 +243,21 @@ class Attachments:
         if not is_volume_id(volume_id) or not os.path.isdir(self._volume_directory(volume_id)):
             self._layout.check_present()
             raise VolumeNotFound(volume_id, self._context.config.name)
+
+    @contextlib.contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """The filesystem's errors as ours; a state that it does not show is for an operator to heal.
+
+        It is never passed over: it may be one that somebody holds, on replicas that are away.
+        """
+        with self._layout.translated(what):
+            try:
+                yield
+            except OSError as failed:
+                if failed.errno not in _SPLIT:
+                    raise
+                self._layout.check_present()
+                raise AttachmentsUnreadable(what, failed) from failed
 
     def _cas(self, volume_id: str) -> "_Cas":
         return _Cas(os.path.join(self._volume_directory(volume_id), DIRECTORY))
@@ -331,23 +361,31 @@ class _Cas:
     def _make(self, place: str, wanted: _State) -> bool:
         """Give a state its number, as a whole; False when somebody else has that number."""
         content = msgspec.json.encode(wanted)
-        draft = ""
+        draft = os.path.join(self._directory, f".{int(time.time())}-{wanted.nonce}")
         if len(content) > _LONGEST_LINK:
-            draft = os.path.join(self._directory, f".{wanted.nonce}")
             write_file(draft, content)
+        else:
+            # Over a network, the answer to a success can be lost and its repetition fail; the nonce makes it ours.
+            with contextlib.suppress(FileExistsError):
+                os.symlink(content, os.fsencode(draft))
         reached("attach.prepared")
         try:
-            if draft:
-                os.link(draft, place)
-            else:
-                os.symlink(content, os.fsencode(place))
+            self._link(draft, place, content)
         except FileExistsError:
-            # Over a network, the answer to a successful link can be lost and its repetition fail.
-            return self._is_ours(place, wanted)
+            return self._is_ours(place, wanted)  # the answer may have been lost here too
         finally:
-            if draft:
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(draft)
         return True
+
+    def _link(self, draft: str, place: str, content: bytes) -> None:
+        """Others look for `place` already: a link does not mind, but on GlusterFS a new symbolic link would."""
+        try:
+            os.link(draft, place, follow_symlinks=False)
+        except OSError as failed:
+            if failed.errno not in _NO_LINKS or len(content) > _LONGEST_LINK:
+                raise
+            os.symlink(content, os.fsencode(place))
 
     def _was_followed(self, number: int) -> bool:
         """Whether the states after ours were built on it: they are if none is missing in between."""
@@ -358,6 +396,10 @@ class _Cas:
         try:
             return msgspec.json.decode(_content(place), type=_State).nonce == wanted.nonce
         except (FileNotFoundError, msgspec.DecodeError):
+            return False
+        except OSError as failed:
+            if failed.errno != errno.ESTALE:  # replaced meanwhile: the next look tells who has it
+                raise
             return False
 
     def _latest(self) -> int:
@@ -380,9 +422,15 @@ class _Cas:
             path = os.path.join(self._directory, name)
             with contextlib.suppress(FileNotFoundError):
                 is_old = name.isdigit() and int(name) < number - _KEPT
-                is_draft = name.startswith(".") and time.time() - os.lstat(path).st_mtime > 3600
+                is_draft = name.startswith(".") and _age_s(path, name) > _DRAFT_LIFE_S
                 if is_old or is_draft:
                     os.unlink(path)
+
+
+def _age_s(path: str, name: str) -> float:
+    """How old a draft is; its name says so, because looking it up could disturb its writer."""
+    made, dash, _ = name[1:].partition("-")
+    return time.time() - (int(made) if dash and made.isdigit() else os.lstat(path).st_mtime)
 
 
 def _content(path: str) -> bytes:

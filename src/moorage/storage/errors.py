@@ -4,6 +4,7 @@ Owns: every error that `storage` raises on purpose.
 May not touch: gRPC; a code is a name.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -119,6 +120,20 @@ class AttachedDifferently(StorageError):
     """The volume is attached to this node, but in another way."""
 
     code = "ALREADY_EXISTS"
+
+
+class AttachmentsUnreadable(StorageError):
+    """The pool's filesystem does not show who has a volume, so nobody gets it."""
+
+    code = "UNAVAILABLE"
+
+    def __init__(self, what: str, failed: OSError) -> None:
+        where = os.fsdecode(failed.filename2 or failed.filename or "the volume's attachments")
+        super().__init__(
+            f"{what}: the pool's filesystem refuses {where} ({os.strerror(failed.errno or 0)}), so nobody is given "
+            "the volume; on a replicated filesystem the replicas disagree: bring all of them back and heal it "
+            "(docs/storage.md, Replicas that disagree)"
+        )
 
 
 class GroupMember(InvalidRequest):

@@ -23,7 +23,7 @@ from moorage.errors import MoorageError
 from moorage.host import holes
 from moorage.host.extents import Progress, clone_file, copy_sparse
 from moorage.log import get_logger
-from moorage.storage import directories
+from moorage.storage import attachments, directories
 from moorage.storage.archive import unpack
 from moorage.storage.errors import Busy, DamagedRecord, NameTaken, OutOfSpace, StorageError, VolumeInUse
 from moorage.storage.export import identity_of
@@ -392,6 +392,7 @@ def _publish(pool: Pool, place: str, header: Header, name: str, ident: str) -> V
         if not is_directory:  # the inode and time of a directory say nothing about the files below it
             lineage = _Lineage([_state(data, header.source)])
             write_file(os.path.join(place, _LINEAGE), msgspec.json.encode(lineage))
+        attachments.prepare(context, place)
         write_file(os.path.join(place, RECORD), encoded(record))
         reached("import.recorded")
         # The progress goes last: until the rename, a repeated import finds it and has nothing left to write.

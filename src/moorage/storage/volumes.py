@@ -15,7 +15,7 @@ import msgspec
 
 from moorage.host.extents import Progress, copy_sparse
 from moorage.log import get_logger
-from moorage.storage import directories, mutable
+from moorage.storage import attachments, directories, mutable
 from moorage.storage.context import Context
 from moorage.storage.copies import Copier, Job
 from moorage.storage.errors import (
@@ -202,6 +202,7 @@ class Volumes:
                 ephemeral=request.ephemeral,
                 size_enforced=enforced,
             )
+            attachments.prepare(self._context, built)
             write_file(os.path.join(built, RECORD), encoded(record))
             reached("create.record")
             if not self._layout.publish(built, self._layout.volumes, ident):

@@ -155,7 +155,7 @@ def test_a_state_too_long_for_a_link_is_a_file_and_becomes_a_link_again(pool, vo
 
 def test_a_state_that_an_earlier_version_wrote_as_a_file_is_believed(pool, volume):
     states = pool.volume(volume).data.parent / "attach"
-    states.mkdir()
+    states.mkdir(exist_ok=True)
     held = {"n2": {"token": 7, "readonly": False, "mode": ONE}}
     (states / "7").write_text(json.dumps({"nodes": held, "nonce": "a"}))
     with pytest.raises(AttachedElsewhere, match="n2"):
