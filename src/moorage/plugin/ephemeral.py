@@ -16,7 +16,7 @@ from moorage.plugin.observe import NodeVolume, observe
 from moorage.plugin.parameters import InlineParameters
 from moorage.plugin.parts import Parts
 from moorage.plugin.targets import Target
-from moorage.storage import CreateVolume, Kind, Volume, failpoints, ids
+from moorage.storage import CreateVolume, Kind, Volume, errors, failpoints, ids
 
 log = get_logger(__name__)
 
@@ -64,10 +64,11 @@ def publish(
 
 
 def find(parts: Parts, handle: str) -> NodeVolume | None:
-    """The inline volume that a pod's handle names."""
-    if not handle:
+    """The inline volume that a pod's handle names; None for what no volume can be called."""
+    try:
+        ident = ids.ephemeral_id_from(handle)
+    except errors.InvalidValue:
         return None
-    ident = ids.ephemeral_id_from(handle)
     for pool in parts.pools:
         volume = pool.find_volume(ident)
         if volume is not None:

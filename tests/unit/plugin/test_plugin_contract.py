@@ -298,6 +298,23 @@ async def test_what_is_missing_is_said_before_anything_is_looked_up(client, refu
         await client.call(request_.DESCRIPTOR.name.removesuffix("Request"), request_)
 
 
+@pytest.mark.parametrize("ident", ["unknown", "..", "a/b", "x\x01y", "line\nfeed", "ephemeral.x"])
+async def test_a_node_knows_no_volume_by_a_strange_id(client, refused, tmp_path, ident):
+    target = str(tmp_path / "target")
+    await client.NodeUnpublishVolume(pb.NodeUnpublishVolumeRequest(volume_id=ident, target_path=target))
+    await client.NodeUnstageVolume(pb.NodeUnstageVolumeRequest(volume_id=ident, staging_target_path=target))
+    for request in (
+        pb.NodeGetVolumeStatsRequest(volume_id=ident, volume_path="some/path"),
+        pb.NodeExpandVolumeRequest(volume_id=ident, volume_path="some/path"),
+        pb.NodeGetVolumeHealthRequest(volume_id=ident),
+        pb.NodeStageVolumeRequest(volume_id=ident, staging_target_path=target, volume_capability=mounted()),
+        pb.NodePublishVolumeRequest(volume_id=ident, target_path=target, volume_capability=mounted()),
+    ):
+        with refused("NOT_FOUND"):
+            await client.call(request.DESCRIPTOR.name.removesuffix("Request"), request)
+    assert not os.path.lexists(target)
+
+
 @pytest.mark.parametrize("changed_settings", [{"scope": "shared"}])
 @pytest.mark.parametrize(
     ("request_", "field"),
