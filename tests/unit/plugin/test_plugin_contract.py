@@ -9,8 +9,10 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
+from moorage.csi.errors import CsiError
 from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
 from moorage.plugin.identity import IdentityService
+from moorage.plugin.parts import group_key, snapshot_key, volume_key
 from moorage.plugin.run import serve
 from moorage.plugin.settings import TOPOLOGY_KEY
 from moorage.storage import CreateVolume, HealthEntry, HealthStatus, VolumeHealth, ids
@@ -350,6 +352,50 @@ async def test_growth_keeps_to_its_range_and_to_the_volumes_use(caller, client, 
     assert await expand(20 * MIB, 20 * MIB, mounted("ext4")) == 20 * MIB
     with refused("OUT_OF_RANGE"):
         await expand(2**60)
+
+
+# --- one at a time -----------------------------------------------------------------------------
+
+V, S = ids.id_from("v"), ids.id_from("s")
+CAPACITY = pb.CapacityRange(required_bytes=MIB)
+
+
+@pytest.mark.parametrize("changed_settings", [{"scope": "shared"}])
+@pytest.mark.parametrize(
+    ("request_", "key"),
+    [
+        (pb.CreateVolumeRequest(name="v", volume_capabilities=[mounted()]), volume_key(V)),
+        (pb.DeleteVolumeRequest(volume_id=V), volume_key(V)),
+        (pb.ControllerExpandVolumeRequest(volume_id=V, capacity_range=CAPACITY), volume_key(V)),
+        (pb.ControllerModifyVolumeRequest(volume_id=V, mutable_parameters={"directIO": "true"}), volume_key(V)),
+        (
+            pb.ControllerPublishVolumeRequest(volume_id=V, node_id="node-1", volume_capability=mounted()),
+            volume_key(V),
+        ),
+        (pb.ControllerUnpublishVolumeRequest(volume_id=V), volume_key(V)),
+        (pb.NodeStageVolumeRequest(volume_id=V, staging_target_path="/x", volume_capability=mounted()), volume_key(V)),
+        (pb.NodeUnstageVolumeRequest(volume_id=V, staging_target_path="/x"), volume_key(V)),
+        (pb.NodePublishVolumeRequest(volume_id=V, target_path="/x", volume_capability=mounted()), volume_key(V)),
+        (pb.NodeUnpublishVolumeRequest(volume_id=V, target_path="/x"), volume_key(V)),
+        (pb.NodeExpandVolumeRequest(volume_id=V, volume_path="/x"), volume_key(V)),
+        (pb.CreateSnapshotRequest(name="s", source_volume_id=V), snapshot_key(S)),
+        (pb.DeleteSnapshotRequest(snapshot_id=S), snapshot_key(S)),
+        (pb.CreateVolumeGroupSnapshotRequest(name="s", source_volume_ids=[V]), group_key(S)),
+        (pb.DeleteVolumeGroupSnapshotRequest(group_snapshot_id=S), group_key(S)),
+    ],
+)
+async def test_a_call_on_what_another_is_working_on_is_aborted_and_the_next_is_not(
+    client, parts, refused, request_, key
+):
+    method = request_.DESCRIPTOR.name.removesuffix("Request")
+    with parts.in_flight.claim("Another", key), refused("ABORTED", "Another is still running"):
+        await client.call(method, request_)
+    code = "OK"
+    try:
+        await client.call(method, request_)
+    except CsiError as error:
+        code = error.code
+    assert code in ("OK", "NOT_FOUND")
 
 
 # --- lists -------------------------------------------------------------------------------------
