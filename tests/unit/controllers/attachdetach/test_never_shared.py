@@ -138,11 +138,15 @@ class PlayedApi:
 
     async def list_attached(self, node: str, entries: Sequence[tuple[str, str]]) -> None:
         def effect() -> Any:
-            found = self._server.objects[Node][node]
+            found = self._server.objects[Node].get(node)
+            if found is None:  # a node that is gone needs no list
+                return None
             found["status"]["volumesAttached"] = [{"name": name, "devicePath": path} for name, path in entries]
             return self._server.put(Node, found)
 
-        self._views.node_informer.remember(await Request(effect))
+        written = await Request(effect)
+        if written is not None:
+            self._views.node_informer.remember(written)
 
     def _live(self, kind: type, name: str) -> Any:
         found = self._server.objects[kind].get(name)
@@ -179,9 +183,7 @@ class Play(RuleBasedStateMachine):
         self.down: set[str] = set()
         self.overruled: set[str] = set()
         for node in NODES:
-            ready = {"conditions": [{"type": "Ready", "status": "True"}], "volumesInUse": [], "volumesAttached": []}
-            meta = {"name": node, "annotations": {MANAGED: "true"}}
-            self.server.put(Node, {"metadata": meta, "spec": {}, "status": ready})
+            self.add_node(node)
         for volume, modes in VOLUMES.items():
             claim = self.server.put(
                 PersistentVolumeClaim,
@@ -192,6 +194,11 @@ class Play(RuleBasedStateMachine):
             spec = {"csi": csi, "accessModes": modes, "claimRef": ref}
             self.server.put(PersistentVolume, {"metadata": {"name": volume}, "spec": spec})
         self.start()
+
+    def add_node(self, node: str) -> None:
+        ready = {"conditions": [{"type": "Ready", "status": "True"}], "volumesInUse": [], "volumesAttached": []}
+        meta = {"name": node, "annotations": {MANAGED: "true"}}
+        self.server.put(Node, {"metadata": meta, "spec": {}, "status": ready})
 
     # The controller
 
@@ -353,6 +360,14 @@ class Play(RuleBasedStateMachine):
             self.overruled.add(node)
         self.server.put(Node, found)
 
+    @precondition(lambda self: any(node in self.server.objects[Node] for node in self.down))
+    @rule()
+    def a_dead_node_is_deleted(self) -> None:
+        """An administrator takes it out of the cluster; its pods may stay for a while."""
+        for node in self.down & set(self.server.objects[Node]):
+            self.server.remove(Node, node)
+            self.overruled.add(node)
+
     @precondition(lambda self: self.down)
     @rule(data=st.data())
     def a_node_comes_back(self, data: Any) -> None:
@@ -362,10 +377,13 @@ class Play(RuleBasedStateMachine):
         """It was rebooted: nothing is mounted. The mark is taken off before its kubelet starts."""
         self.down.discard(node)
         self.mounted[node] = set()
-        found = self.server.objects[Node][node]
-        found["spec"] = {}
-        found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-        self.server.put(Node, found)
+        found = self.server.objects[Node].get(node)
+        if found is None:
+            self.add_node(node)
+        else:
+            found["spec"] = {}
+            found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+            self.server.put(Node, found)
         while self.life.seen[Node] < len(self.server.log[Node]):
             self.a_watch_delivers(Node, 1000)
         self.overruled.discard(node)
