@@ -194,12 +194,12 @@ def test_ready_means_done_for_an_init_container_and_up_for_a_sidecar():
 
 def test_containers_may_start_as_soon_as_one_was_tried():
     def may(attempts, decision):
-        return conditions(told(pod(), attempts, decision))["PodReadyToStartContainers"][0]
+        return conditions(told(pod(), attempts, decision))["PodReadyToStartContainers"]
 
-    assert may({}, Decision()) == "False"
-    assert may({}, Decision(waiting={"a": ("CreateContainerConfigError", "none")})) == "True"
-    assert may({"a": running()}, Decision(phase="Running")) == "True"
-    assert may({"a": ended(0)}, over("Succeeded")) == "False"
+    assert may({}, Decision()) == ("False", "PodSandboxNotReady", "no pod sandbox exists")
+    assert may({}, Decision(waiting={"a": ("CreateContainerConfigError", "none")})) == YES
+    assert may({"a": running()}, Decision(phase="Running")) == YES
+    assert may({"a": ended(0)}, over("Succeeded")) == ("False", "PodSandboxNotReady", "pod sandbox is not ready")
 
 
 def test_a_pods_own_reason_comes_and_goes():

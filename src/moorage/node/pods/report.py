@@ -142,13 +142,21 @@ def _conditions(
     unready = _readiness(pod, phase, init, main)
     gated = unready or _gates(pod)
     found = [
-        ("PodReadyToStartContainers", has_begun and not is_over, {}),
+        ("PodReadyToStartContainers", has_begun and not is_over, _no_sandbox(has_begun, is_over)),
         ("Initialized", *_initialization(pod, phase, init, main)),
         ("Ready", not gated, gated),
         ("ContainersReady", not unready, unready),
         ("PodScheduled", True, {}),
     ]
     return [condition_of(pod, *one, now=now) for one in found]
+
+
+def _no_sandbox(has_begun: bool, is_over: bool) -> Mapping[str, str]:
+    """There are no sandboxes here, but this is how it is said that a pod has not begun, or does not go on."""
+    if has_begun and not is_over:
+        return {}
+    text = "pod sandbox is not ready" if has_begun else "no pod sandbox exists"
+    return {"reason": "PodSandboxNotReady", "message": text}
 
 
 def _initialization(pod: Pod, phase: str, init: list[State], main: list[State]) -> tuple[bool, Mapping[str, str]]:

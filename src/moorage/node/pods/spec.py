@@ -301,6 +301,6 @@ def identity(pod: PodSecurityContext | None, container: Mapping[str, Any], name:
     must_not_be_root = container.get("runAsNonRoot", pod.run_as_non_root if pod else None)
     if must_not_be_root and not uid:
         raise BadContainer(
-            "CreateContainerConfigError", f"container {name} has runAsNonRoot and its image would run as root"
+            "CreateContainerConfigError", f"container has runAsNonRoot and image will run as root (container: {name})"
         )
     return {"uid": int(uid or 0), "gid": int(gid or 0), "groups": sorted({int(gid or 0), *groups})}
