@@ -6,6 +6,7 @@ Start reading at: `KubeletProxy.stream`.
 """
 
 import asyncio
+import json
 import ssl
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
@@ -119,10 +120,19 @@ class KubeletProxy:
         """Why a node does not take a command, in its own words: a refused WebSocket tells only a number. A kubectl
         whose WebSocket was refused asks again with SPDY and shows the answer to that, so both get the same one."""
         async with session.post(url, params=query, ssl=self._tls) as answer:
-            text = (await answer.text())[:500]
+            text = _message_in((await answer.text())[:2000])
         if answer.status < 400 or "upgrade" in text.lower():  # nothing is wrong but the way of asking
             return bad_request(_NEEDS_WEB_SOCKET)
         return StatusError(answer.status, _REASONS.get(answer.status, "InternalError"), text)
+
+
+def _message_in(text: str) -> str:
+    """What a node said: plainly, or in a Status."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return str(found["message"]) if isinstance(found, dict) and "message" in found else text
 
 
 def _exec_query(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -66,10 +66,13 @@ async def test_a_log_that_is_not_there_is_explained(lab):
             ("/exec/default/waits/wrong-uid/main?command=true", "is not on this node"),
         ):
             status, text = await ask(path)
+            if path.startswith("/exec"):
+                assert text["kind"] == "Status"
+                text = text["message"]
             assert (status, words in text) == (400, True), text
         assert (await ask("/containerLogs/default/waits/main?tailLines=-1"))[0] == 422
-        status, text = await ask("/attach/default/waits/main")
-        assert (status, "not served" in text) == (501, True)
+        status, body = await ask("/attach/default/waits/main")
+        assert (status, "not served" in body["message"]) == (501, True)
         status, body = await ask("/pods")
         assert {one["metadata"]["name"] for one in body["items"]} == {"foreign", "waits"}
     for name in ("foreign", "waits"):
@@ -83,10 +86,10 @@ async def test_an_older_kubectl_is_told_what_it_takes_and_a_command_is_needed(la
     pod = await lab.pod(claim="")
     await lab.phase("p1", "Running")
     async with endpoint(lab, agent) as ask:
-        status, text = await ask(f"/exec/default/p1/{pod.uid}/main?command=true&output=1")
-        assert (status, "kubectl 1.31 or later" in text) == (400, True)
-        status, text = await ask("/exec/default/p1/main?output=1")
-        assert (status, "at least one command" in text) == (400, True)
+        status, body = await ask(f"/exec/default/p1/{pod.uid}/main?command=true&output=1")
+        assert (status, "kubectl 1.31 or later" in body["message"]) == (400, True)
+        status, body = await ask("/exec/default/p1/main?output=1")
+        assert (status, "at least one command" in body["message"]) == (400, True)
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()

@@ -34,7 +34,7 @@ async def node(api):
         status, text = {
             "ended": (400, "container ended is not running"),
             "spdy": (400, "unable to upgrade: missing upgrade headers in request"),
-            "gone": (404, "pod is gone"),
+            "gone": (404, '{"kind": "Status", "message": "pod is gone: really"}'),
         }[request.match_info["container"]]
         return web.Response(status=status, text=text)
 
@@ -89,7 +89,11 @@ async def test_a_command_is_a_websocket_through_to_the_node(api, node):
 @pytest.mark.parametrize("is_web_socket", [True, False])
 @pytest.mark.parametrize(
     ("container", "status", "words"),
-    [("ended", 400, "container ended is not running"), ("spdy", 400, "kubectl 1.31 or later"), ("gone", 404, "gone")],
+    [
+        ("ended", 400, "container ended is not running"),
+        ("spdy", 400, "kubectl 1.31 or later"),
+        ("gone", 404, "pod is gone: really"),
+    ],
 )
 async def test_why_a_node_takes_no_command_is_told_in_its_words(api, node, container, status, words, is_web_socket):
     """A kubectl whose WebSocket was refused tries SPDY next, and shows only the answer to that."""
@@ -105,6 +109,7 @@ async def test_why_a_node_takes_no_command_is_told_in_its_words(api, node, conta
         body = await answer.json()
     assert answer.status == body["code"] == status
     assert words in body["message"]
+    assert "{" not in body["message"]
 
 
 async def test_what_is_not_served_is_said_in_words(api, node):

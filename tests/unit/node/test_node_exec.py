@@ -206,6 +206,9 @@ async def test_an_older_kubectl_is_told_which_one_it_takes(run):
     headers = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1", "X-Stream-Protocol-Version": "v4.channel.k8s.io"}
     async with run.client.post("/exec", headers=headers) as answer:
         assert answer.status == 400
-        assert "kubectl 1.31 or later" in await answer.text()
+        body = await answer.json()
+        # A plain text with a colon is read as YAML by kubectl, and shown as an empty error.
+        assert (body["kind"], body["status"], body["reason"], body["code"]) == ("Status", "Failure", "BadRequest", 400)
+        assert "kubectl 1.31 or later" in body["message"]
     async with run.client.get("/exec") as answer:
         assert answer.status == 400

@@ -49,7 +49,7 @@ async def serve_exec(
     offered = [word.strip() for word in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
     usable = [protocol for protocol in PROTOCOLS if protocol in offered]
     if request.headers.get("Upgrade", "").lower() != "websocket" or not usable:
-        return web.Response(status=400, text=NEEDS_WEB_SOCKET)
+        return refused(400, NEEDS_WEB_SOCKET)
     # No heartbeat: a client that does not read for a while, such as a pager, does not answer it either.
     socket = web.WebSocketResponse(protocols=(usable[0],), max_msg_size=0)
     await socket.prepare(request)
@@ -65,6 +65,17 @@ async def serve_exec(
         await socket.send_bytes(bytes((_ERROR,)) + json.dumps(status).encode())
         await socket.close()
     return socket
+
+
+def refused(status: int, text: str) -> web.Response:
+    """No connection, and why. As a Status: kubectl reads the answer as YAML, so a plain text with a colon in it would
+    be taken for an object with an odd field, and shown as nothing at all."""
+    reason = {400: "BadRequest", 501: "NotImplemented"}.get(status, "InternalError")
+    body = {
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": text, "reason": reason, "code": status,
+    }  # fmt: skip
+    return web.json_response(body, status=status)
 
 
 class _Session:

@@ -26,7 +26,7 @@ from moorage.node.pods.runtime import Container, Runtime
 from moorage.node.pods.status import StatusWriter
 from moorage.node.serve import figures
 from moorage.node.serve.auth import Gate, authority_of, server_context
-from moorage.node.serve.exec import ExecOptions, serve_exec
+from moorage.node.serve.exec import ExecOptions, refused, serve_exec
 from moorage.node.serve.logs import is_yes, log_options_from, stream
 from moorage.node.volumes.stats import VolumeStats
 
@@ -153,10 +153,10 @@ class Endpoint:
         container = self._container(request, previous=False)
         if isinstance(container, str) or not container.is_running:
             text = container if isinstance(container, str) else f"container {container.name} is not running"
-            return web.Response(status=400, text=text)
+            return refused(400, text)
         argv = tuple(request.query.getall("command", []))
         if not argv:
-            return web.Response(status=400, text="you must specify at least one command for the container")
+            return refused(400, "you must specify at least one command for the container")
         options = ExecOptions(
             argv,
             stdin=_flag(request, "stdin") or _flag(request, "input"),
@@ -168,7 +168,7 @@ class Endpoint:
 
     async def _unsupported(self, request: web.Request) -> web.Response:
         what = Path(request.path).parts[1]
-        return web.Response(status=501, text=f"{what} is not served by this node agent; exec and logs are")
+        return refused(501, f"{what} is not served by this node agent; exec and logs are")
 
     def _container(self, request: web.Request, *, previous: bool) -> Container | str:
         """The container that a request means, or why there is none, in the words that kubectl's users know."""
