@@ -213,9 +213,7 @@ def test_a_pool_lives_on_it_while_a_brick_dies(gluster, tmp_path):
 
         owners = hammered(gluster.mounts, volume.id, tmp_path / "both", lambda: None)
         pool.detach(volume.id)
-        # With a brick dead, racing clients can leave an entry on one brick alone, which GlusterFS refuses to
-        # show (ENOTCONN) until it is healed: nobody is attached twice, but nobody is attached. So one client races.
-        later = hammered([here], volume.id, tmp_path / "one", gluster.bricks[1].kill)
+        later = hammered(gluster.mounts, volume.id, tmp_path / "dying", gluster.bricks[1].kill)
         assert min(later) > max(owners)
         owners |= later
         assert all(len(nodes) == 1 for nodes in owners.values()), "two nodes were given one token"
@@ -234,6 +232,45 @@ def test_a_pool_lives_on_it_while_a_brick_dies(gluster, tmp_path):
         assert pool.expand_volume(volume.id, 8 * MIB).size_bytes == 8 * MIB
         assert pool.delete_volume(tree.id)
         assert pool.damaged() == []
+
+
+def _racer(directory, volumes, node, gates, answers):
+    """Want each volume at the same moment as the other client does."""
+    with opened(directory) as pool:
+        for volume in volumes:
+            gates.wait(timeout=120)
+            try:
+                answers.put((volume, node, pool.attach(volume, node, ONE).token))
+            except AttachedElsewhere:
+                answers.put((volume, node, 0))
+
+
+def test_each_volume_goes_to_one_of_two_clients_that_race_while_a_brick_is_dead(gluster):
+    """A brick that gave up what another client looks up (symbolic links, directories) would leave no quorum."""
+    here, there = gluster.mounts
+    processes = multiprocessing.get_context("fork")
+    gates, answers = processes.Barrier(2), processes.Queue()
+    with opened(here / "pool", owner=True) as pool, opened(there / "pool") as other:
+        for node in ("n0", "n1"):
+            pool.register_node(node)
+        volumes = [pool.create_volume(CreateVolume(f"v{n}", MIB, filesystem="")).id for n in range(60)]
+        gluster.bricks[2].kill()
+        gluster.bricks[2].wait()
+        racers = [
+            processes.Process(target=_racer, args=(place / "pool", volumes, node, gates, answers))
+            for place, node in ((here, "n0"), (there, "n1"))
+        ]
+        for racer in racers:
+            racer.start()
+        told = [answers.get(timeout=120) for _ in range(2 * len(volumes))]
+        for racer in racers:
+            racer.join(timeout=60)
+            assert racer.exitcode == 0
+        for volume in volumes:
+            (winner,) = [(node, token) for raced, node, token in told if raced == volume and token]
+            for view in (pool, other):
+                assert [(held.node_id, held.token) for held in view.attachments(volume)] == [winner]
+            assert other.detach(volume)
 
 
 def _is_detached(pool, volume):
