@@ -1,11 +1,18 @@
 """The system calls that Python's standard library does not offer.
 
-Owns: the ctypes declarations of mount, umount2, syncfs, sync_file_range and quotactl.
+Owns: the ctypes declarations of mount, umount2, open_tree, mount_setattr, move_mount, syncfs, sync_file_range and
+quotactl.
 May not touch: policy; every function is one system call and raises OSError as `os` does.
 """
 
 import ctypes
 import os
+import struct
+
+# The same numbers on every architecture.
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE_CLONE, _FROM_EMPTY_PATH, _TO_FOLLOWS_LINKS = 1, 4, 0x10
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (
@@ -36,6 +43,29 @@ def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
 
 def umount2(target: str, flags: int) -> None:
     _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def open_tree(source: str, recursive: bool) -> int:
+    """A copy of the mount at a path that is mounted nowhere yet, as a descriptor."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    tree: int = _libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags)
+    if tree < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), source)
+    return tree
+
+
+def mount_setattr(tree: int, attributes: int, clear: int) -> None:
+    """Change the attributes of the copy's first mount."""
+    wanted = struct.pack("=QQQQ", attributes, clear, 0, 0)
+    _check(_libc.syscall(_SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, wanted, len(wanted)), f"fd {tree}")
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Mount the copy at a path."""
+    flags = _FROM_EMPTY_PATH | _TO_FOLLOWS_LINKS  # as mount(2) does
+    moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), flags)
+    _check(moved, target)
 
 
 def syncfs(fd: int) -> None:

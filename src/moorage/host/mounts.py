@@ -68,6 +68,10 @@ _PER_MOUNT = (
     | MS_STRICTATIME
     | MS_NOSYMFOLLOW
 )
+# The same as mount_setattr(2) has them. What a bind does not name is taken away, but for the kind of access times.
+_ATTRIBUTES = {MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOSYMFOLLOW: 0x200000}
+_TIMES = {MS_RELATIME: 0, MS_NOATIME: 0x10, MS_STRICTATIME: 0x20, MS_NODIRATIME: 0x80}
+_ALL_TIMES = 0xF0
 # A process between its fork and its exec holds every file that is open here; such a moment passes.
 _BUSY_PAUSES_S = (0.01, 0.03, 0.1, 0.3)
 # What the kubelet takes for a dead mount, and the two that XFS answers with after an error.
@@ -118,21 +122,52 @@ def mount(source: str | Path, target: str | Path, fstype: str, options: Iterable
         raise host_error(f"mount {fstype} {source} at", target, failed) from failed
 
 
-def bind(source: str | Path, target: str | Path, options: Iterable[str] = (), recursive: bool = False) -> None:
-    """Show `source` at `target`. Options such as `ro` need a second call, which is made here too."""
+def bind(
+    source: str | Path, target: str | Path, options: Iterable[str] = (), recursive: bool = False, shown: str = ""
+) -> None:
+    """Show `source` at `target`, with options such as `ro`: all of it or nothing, also for whoever kills us meanwhile.
+    `shown` is the path of the new mount where `target` is only a handle on what lies below it."""
     flags, data = flags_from(options)
     if data:
         raise HostError(f"bind {target}: a bind mount cannot take the options {data!r}", errno.EINVAL)
+    flags &= _PER_MOUNT
     try:
-        libc.mount(os.fspath(source), os.fspath(target), "", MS_BIND | (MS_REC if recursive else 0), "")
+        if flags:
+            _bind_with(os.fspath(source), os.fspath(target), flags, recursive)
+        else:
+            libc.mount(os.fspath(source), os.fspath(target), "", MS_BIND | (MS_REC if recursive else 0), "")
+    except OSError as failed:
+        if failed.errno != errno.ENOSYS:
+            raise host_error(f"bind {source} at", target, failed) from failed
+        _bind_in_two_steps(os.fspath(source), os.fspath(target), flags, recursive, shown or os.fspath(target))
+
+
+def _bind_with(source: str, target: str, flags: int, recursive: bool) -> None:
+    """The mount has its options before it can be seen."""
+    wanted = sum(bit for flag, bit in _ATTRIBUTES.items() if flags & flag)
+    clear = sum(_ATTRIBUTES.values()) & ~wanted
+    if any(flags & flag for flag in _TIMES):
+        wanted |= sum(bit for flag, bit in _TIMES.items() if flags & flag)
+        clear |= _ALL_TIMES
+    tree = libc.open_tree(source, recursive)
+    try:
+        libc.mount_setattr(tree, wanted, clear)
+        libc.move_mount(tree, target)
+    finally:
+        os.close(tree)
+
+
+def _bind_in_two_steps(source: str, target: str, flags: int, recursive: bool, shown: str) -> None:
+    """For kernels before 5.12, which can set the options of what is mounted only."""
+    try:
+        libc.mount(source, target, "", MS_BIND | (MS_REC if recursive else 0), "")
     except OSError as failed:
         raise host_error(f"bind {source} at", target, failed) from failed
-    if flags & _PER_MOUNT:
-        try:
-            libc.mount("none", os.fspath(target), "", MS_BIND | MS_REMOUNT | (flags & _PER_MOUNT), "")
-        except OSError as failed:
-            libc.umount2(os.fspath(target), MNT_DETACH)
-            raise host_error("set options of bind mount", target, failed) from failed
+    try:
+        libc.mount("none", shown, "", MS_BIND | MS_REMOUNT | flags, "")
+    except OSError as failed:
+        libc.umount2(shown, MNT_DETACH)
+        raise host_error("set options of bind mount", shown, failed) from failed
 
 
 def remount(target: str | Path, fstype: str, options: Iterable[str]) -> None:

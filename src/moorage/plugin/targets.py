@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.errors import InvalidRequest, MoorageError
-from moorage.host import libc, mountinfo, mounts
-from moorage.host.errors import host_error
+from moorage.host import mountinfo, mounts
 
 _DIRECTORY_MODE = 0o750
 _FILE_MODE = 0o640
@@ -93,17 +92,7 @@ class Target:
     def bind(self, field: str, source: str | Path, words: Iterable[str] = ()) -> None:
         """Show `source` here, with options such as `ro`; all of it or nothing."""
         with self.held(field) as handle:
-            mounts.bind(source, handle)
-        options = sorted(words)
-        if not options:
-            return
-        # The handle points below the new mount, so the options go through the path.
-        flags, _ = mounts.flags_from(options)
-        try:
-            libc.mount("none", self.path, "", mounts.MS_BIND | mounts.MS_REMOUNT | flags, "")
-        except OSError as failed:
-            self.unmount()
-            raise host_error("set the options of the bind mount at", self.path, failed) from failed
+            mounts.bind(source, handle, sorted(words), shown=self.path)
 
     def unmount(self) -> int:
         """Take away every mount at the path, dead ones included; returns how many there were."""
