@@ -101,7 +101,8 @@ def _use_of(pool: Pool, data: Path) -> str:
 
 def _look_at_holds(world: World, pool: Pool, ident: str, use: str) -> None:
     attach = os.path.join(pool.context.layout.volumes, ident, "attach")
-    since = max((_mtime(os.path.join(attach, name), world.now_s) for name in _names(attach)), default=world.now_s)
+    states = [name for name in _names(attach) if not name.startswith(".")]  # the others are drafts
+    since = max((_mtime(os.path.join(attach, name), world.now_s) for name in states), default=world.now_s)
     for held in pool.attachments(ident):
         world.holds.append(SeenHold(ident, held.node_id, str(pool.directory), since, use))
 

@@ -29,7 +29,7 @@ from moorage.storage import Attachment, HealthEntry, errors
 log = get_logger(__name__)
 
 # A record, an image or a pool that does not answer as it should.
-_UNREADABLE = (errors.DamagedRecord, errors.PoolVanished, HostError, OSError)
+_UNREADABLE = (errors.DamagedRecord, errors.PoolVanished, errors.AttachmentsUnreadable, HostError, OSError)
 
 
 class CapabilityUnsupported(MoorageError):

@@ -137,6 +137,10 @@ async def test_a_shared_pool_gives_back_what_a_node_had_that_is_gone(shared, clu
         if name != "e":
             _age(shared, volume.id)
     in_use = loop.attach(made["d"].data)
+    attach = os.path.join(shared.context.layout.volumes, made["a"].id, "attach")
+    os.symlink(
+        "free", os.path.join(attach, f".{time.time_ns()}-draft")
+    )  # of a process that died: it makes nothing younger
     flags = ("--pool", shared.directory, *where)
 
     def nodes(name):
