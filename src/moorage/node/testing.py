@@ -1,12 +1,13 @@
 """A CSI driver for tests that mounts for real and misbehaves on demand.
 
-Owns: `ScriptedDriver`, a driver and its registration socket in this event loop.
+Owns: `ScriptedDriver`, a driver and its registration socket in this event loop; `until`, which waits for what it leads to.
 May not touch: anything outside the directory it is given.
 Start reading at: `ScriptedDriver.misbehave`.
 """
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,20 @@ from moorage.host import mountinfo, mounts
 
 HANG, GARBAGE, LIE, DIE = "hang", "garbage", "lie", "die"
 _CAPABILITY = pb.NodeServiceCapability.RPC.Type
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "condition") -> Any:
+    """Wait for a condition (sync or async) to hold; its last value is the result."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true in {timeout_s} s")
+        await asyncio.sleep(0.02)
 
 
 @dataclass(slots=True)

@@ -18,20 +18,9 @@ from moorage.kube.client import Client
 from moorage.kube.objects.core import Node
 from moorage.node.pods.cgroups import Cgroups
 from moorage.node.removal import remove_tree
+from moorage.node.testing import until as wait_until
 
 NODE = "e2e-node"
-
-
-async def wait_until(condition, timeout_s=60.0, what="condition"):
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager

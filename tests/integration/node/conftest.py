@@ -14,21 +14,7 @@ from moorage.kube.client import Client
 from moorage.kube.objects.core import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver
 from moorage.node.run import Agent, AgentConfig, run
-from moorage.node.testing import ScriptedDriver
-
-
-async def until(condition, timeout_s=60.0, what="condition"):
-    """Wait for a condition (sync or async) to hold; its last value is the result."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true in {timeout_s} s")
-        await asyncio.sleep(0.02)
+from moorage.node.testing import ScriptedDriver, until
 
 
 class Lab:
@@ -179,6 +165,29 @@ class Lab:
 
     async def delete(self, name, **options):
         await self.client.delete(Pod, name, "default", **options)
+
+    @contextlib.asynccontextmanager
+    async def one_pod(self, **settings):
+        """A driver, an agent and a pod that runs with a volume: the beginning of many stories."""
+        await self.driver_object()
+        await self.volume()
+        async with self.driver() as driver:
+            await self.start_agent(**settings)
+            pod = await self.pod()
+            await self.phase("p1", "Running")
+            yield driver, pod
+
+    async def end(self, *names):
+        """The end of many: these pods go, nothing stays mounted, and the agent stops."""
+        for name in names:
+            await self.delete(name)
+            await self.gone(name)
+        await self.until(lambda: not self.mounted(), what="nothing mounted")
+        await self.stop_agent()
+
+    async def messages(self, reason):
+        found = await self.client.list(Event, "default")
+        return [one.message for one in found.items if one.reason == reason]
 
     async def failed_mounts(self):
         found = await self.client.list(Event, "default")

@@ -16,14 +16,6 @@ async def warnings(lab, words):
     return [one for one in found.items if one.reason == "FailedMount" and words in one.message]
 
 
-async def end(lab, *names):
-    for name in names:
-        await lab.delete(name)
-        await lab.gone(name)
-    await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-    await lab.stop_agent()
-
-
 async def test_a_pod_whose_claim_cannot_be_used_is_told_why_and_starts_once_it_can(lab):
     await lab.driver_object()
     async with lab.driver() as driver:
@@ -33,7 +25,7 @@ async def test_a_pod_whose_claim_cannot_be_used_is_told_why_and_starts_once_it_c
         assert driver.named("NodeStageVolume") == []
         await lab.volume()
         await lab.phase("p1", "Running")
-        await end(lab, "p1")
+        await lab.end("p1")
 
 
 async def test_a_secret_that_is_missing_is_told_of_for_the_step_that_needs_it(lab):
@@ -44,7 +36,7 @@ async def test_a_secret_that_is_missing_is_told_of_for_the_step_that_needs_it(la
         await lab.pod()
         await lab.until(lambda: warnings(lab, 'MountVolume.SetUp failed for volume "pv-c1" : secret default/none'))
         assert (len(driver.named("NodeStageVolume")), driver.named("NodePublishVolume")) == (1, [])
-        await end(lab, "p1")
+        await lab.end("p1")
 
 
 async def test_a_second_pod_hears_why_it_does_not_get_a_read_write_once_pod_volume(lab):
@@ -60,7 +52,7 @@ async def test_a_second_pod_hears_why_it_does_not_get_a_read_write_once_pod_volu
         await lab.delete("p1")
         await lab.phase("p2", "Running")
         await lab.gone("p1")
-        await end(lab, "p2")
+        await lab.end("p2")
 
 
 async def bind_anew(lab):
@@ -97,7 +89,7 @@ async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_
         await lab.pod("p1", "c1")
         await lab.phase("p1", "Running")
         assert {request.volume_id for request in driver.named("NodePublishVolume")} == {"vol-new"}
-        await end(lab, "p1")
+        await lab.end("p1")
         assert len(driver.named("NodeStageVolume")) == len(driver.named("NodeUnstageVolume"))
 
 
@@ -116,7 +108,7 @@ async def test_only_the_pods_own_word_makes_a_volume_read_only(lab, pod_says, pv
         (request,) = driver.named("NodePublishVolume")
         assert request.readonly is pod_says
         assert ("ro" in mountinfo.mount_at(lab.target(pod)).options) is pod_says
-        await end(lab, "p1")
+        await lab.end("p1")
 
 
 def labelled(level):
@@ -148,7 +140,7 @@ async def test_pods_with_different_labels_have_a_volume_one_after_the_other(lab)
         assert names[-2:] == ["NodeUnstageVolume", "NodeStageVolume"]
         assert 's0:c7"' in driver.named("NodeStageVolume")[-1].volume_capability.mount.mount_flags[0]
         await lab.gone("p1")
-        await end(lab, "p2")
+        await lab.end("p2")
 
 
 async def test_without_se_linux_no_mount_has_a_label(lab):
@@ -160,7 +152,7 @@ async def test_without_se_linux_no_mount_has_a_label(lab):
         await lab.phase("p1", "Running")
         for request in (*driver.named("NodeStageVolume"), *driver.named("NodePublishVolume")):
             assert list(request.volume_capability.mount.mount_flags) == []
-        await end(lab, "p1")
+        await lab.end("p1")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +185,7 @@ async def test_an_event_says_which_step_failed_for_which_volume(lab, mode, metho
             await lab.pod(devices=devices)
             await lab.until(lambda: warnings(lab, f'{step} failed for volume "pv-c1" : '), what="event")
             await lab.phase("p1", "Running")
-            await end(lab, "p1")
+            await lab.end("p1")
             if method == "NodeExpandVolume":
                 assert driver.sizes == {"vol-c1": 2 << 30}
     finally:

@@ -28,12 +28,8 @@ async def endpoint(lab, agent):
 
 
 async def test_volume_figures_are_served_in_both_formats(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver():
-        agent = await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (_, pod):
+        agent = lab.agent
         async with endpoint(lab, agent) as ask:
             status, text = await ask("/metrics")
             assert status == 200

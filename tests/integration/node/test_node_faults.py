@@ -9,7 +9,7 @@ import pytest
 from moorage.errors import MoorageError
 from moorage.host import libc, mountinfo, mounts
 from moorage.kube import config as kube_config
-from moorage.kube.objects.core import Event, Node, Pod
+from moorage.kube.objects.core import Node, Pod
 from moorage.node.run import AgentConfig, run
 from moorage.node.testing import HANG, LIE
 
@@ -28,26 +28,8 @@ def mount_and_kill(target):
     assert mounts.is_corrupted(target)
 
 
-async def events(lab, reason):
-    found = await lab.client.list(Event, "default")
-    return [one.message for one in found.items if one.reason == reason]
-
-
-async def end(lab, *names):
-    for name in names:
-        await lab.delete(name)
-        await lab.gone(name)
-    await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-    await lab.stop_agent()
-
-
 async def test_a_dead_mount_is_taken_away_although_the_driver_did_nothing(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, pod):
         (driver.data / "vol-c1" / "kept").write_text("data")
         staging = next(lab.root.glob("plugins/kubernetes.io/csi/scripted.dev/*/globalmount"))
         for place in (lab.target(pod), staging):
@@ -55,18 +37,13 @@ async def test_a_dead_mount_is_taken_away_although_the_driver_did_nothing(lab):
             mount_and_kill(place)
         driver.misbehave("NodeUnpublishVolume", LIE)
         driver.misbehave("NodeUnstageVolume", LIE)
-        await end(lab, "p1")
+        await lab.end("p1")
         assert len(driver.named("NodeUnpublishVolume")) == len(driver.named("NodeUnstageVolume")) == 1
         assert (driver.data / "vol-c1" / "kept").read_text() == "data"
 
 
 async def test_mounts_that_died_while_no_agent_was_there_are_made_anew(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, pod):
         (driver.data / "vol-c1" / "kept").write_text("data")
         await lab.crash_agent()
         staging = next(lab.root.glob("plugins/kubernetes.io/csi/scripted.dev/*/globalmount"))
@@ -76,23 +53,18 @@ async def test_mounts_that_died_while_no_agent_was_there_are_made_anew(lab):
         agent = await lab.start_agent()
         await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
         assert (lab.target(pod) / "kept").read_text() == "data"
-        await end(lab, "p1")
+        await lab.end("p1")
 
 
 async def test_a_staged_mount_taken_away_is_made_again_for_the_next_pod(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        await lab.pod("p1")
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, _):
         (driver.data / "vol-c1" / "kept").write_text("data")
         staging = next(lab.root.glob("plugins/kubernetes.io/csi/scripted.dev/*/globalmount"))
         mounts.unmount(staging, lazy=True)
         await lab.pod("p2", command="cat /data/kept", restartPolicy="Never")
         await lab.phase("p2", "Succeeded")
         assert mountinfo.mount_at(staging) is not None
-        await end(lab, "p1", "p2")
+        await lab.end("p1", "p2")
 
 
 async def test_a_container_started_again_finds_its_volume_although_the_mount_was_taken_away(lab):
@@ -111,7 +83,7 @@ async def test_a_container_started_again_finds_its_volume_although_the_mount_was
         (data / "go").touch()
         await lab.phase("p1", "Succeeded")
         assert len(driver.named("NodePublishVolume")) >= 2
-        await end(lab, "p1")
+        await lab.end("p1")
 
 
 async def test_a_driver_replaced_while_it_stages_is_asked_again_behind_its_new_socket(lab):
@@ -126,7 +98,7 @@ async def test_a_driver_replaced_while_it_stages_is_asked_again_behind_its_new_s
     await new.start()  # same paths, other sockets
     await lab.phase("p1", "Running")
     assert new.named("NodeStageVolume")
-    await end(lab, "p1")
+    await lab.end("p1")
     await new.stop()
     await old.stop()  # gRPC removes the socket's path, whoever made it last
 
@@ -173,13 +145,13 @@ async def test_a_full_root_directory_holds_pods_up_until_there_is_room(lab):
             await lab.pod()
 
             async def complained():
-                return [text for text in await events(lab, "FailedMount") if "No space left" in text]
+                return [text for text in await lab.messages("FailedMount") if "No space left" in text]
 
             await lab.until(complained, what="event about the full disk")
             assert driver.named("NodePublishVolume") == []
             (disk / "filler").unlink()
             await lab.phase("p1", "Running")
-            await end(lab, "p1")
+            await lab.end("p1")
             assert list((lab.root / "pods").iterdir()) == []
 
 
@@ -198,7 +170,7 @@ async def test_a_root_directory_that_becomes_read_only_stops_nothing_that_runs(l
         await lab.pod("p2", "c2")
 
         async def complained():
-            return [text for text in await events(lab, "FailedMount") if "Read-only file system" in text]
+            return [text for text in await lab.messages("FailedMount") if "Read-only file system" in text]
 
         await lab.until(complained, what="event about the read-only disk")
         assert (await lab.client.get(Pod, "p1", "default")).status.phase == "Running"
@@ -206,7 +178,7 @@ async def test_a_root_directory_that_becomes_read_only_stops_nothing_that_runs(l
             if one.target == str(pods):
                 mounts.unmount(one.target, lazy=True)
         await lab.phase("p2", "Running")
-        await end(lab, "p1", "p2")
+        await lab.end("p1", "p2")
 
 
 async def test_a_root_directory_that_cannot_be_written_is_refused_at_the_start(lab):
@@ -247,7 +219,7 @@ async def test_several_agents_on_one_machine_keep_out_of_each_others_way(lab):
             await lab.phase(name, "Running")
         assert {request.volume_id for request in one.named("NodePublishVolume")} == {"vol-c1"}
         assert {request.volume_id for request in second.named("NodePublishVolume")} == {"vol-c2"}
-        await end(lab, "p1")
+        await lab.end("p1")
         assert (await lab.client.get(Pod, "p2", "default")).status.phase == "Running"
         assert len(mountinfo.mounts_below(other_root)) == 2
         await lab.delete("p2")
@@ -269,7 +241,7 @@ async def test_a_privileged_container_mounts_for_the_host_too(lab):
         plain = await lab.pod("p0", "c1", mounts=both)
 
         async def refused():
-            return [text for text in await events(lab, "Failed") if "only for privileged" in text]
+            return [text for text in await lab.messages("Failed") if "only for privileged" in text]
 
         await lab.until(refused, what="refusal")
         await lab.delete("p0")
@@ -279,5 +251,5 @@ async def test_a_privileged_container_mounts_for_the_host_too(lab):
         assert pod.uid != plain.uid
         await lab.until((driver.data / "vol-c1" / "ready").exists, what="mounted inside")
         assert (lab.target(pod) / "sub" / "made").exists()
-        await end(lab, "p1")
+        await lab.end("p1")
         assert not (driver.data / "vol-c1" / "sub" / "made").exists()

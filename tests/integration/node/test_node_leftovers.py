@@ -149,12 +149,7 @@ async def test_the_agent_takes_away_what_nobody_can_give_back(lab):
 
 async def test_what_a_driver_mounts_long_after_it_was_given_up_is_taken_away_while_the_agent_runs(lab, monkeypatch):
     monkeypatch.setattr(pods, "SWEEP_S", 0.2)
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, pod):
         layout, theirs = Layout(lab.root), lab.base / "theirs"
         theirs.mkdir()
         (theirs / "data").write_text("kept")

@@ -159,12 +159,7 @@ async def test_the_last_writes_of_a_removed_node_do_not_make_it_again(lab):
 
 
 async def test_a_node_is_not_removed_while_a_volume_is_mounted_on_it(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent(on_stop=REMOVE, drain_timeout_s=2.0)
-        await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod(on_stop=REMOVE, drain_timeout_s=2.0) as (driver, _):
         driver.misbehave("NodeUnpublishVolume", *["INTERNAL"] * 20)
         await lab.stop_agent()
         node = await lab.client.find(Node, "n1")

@@ -17,22 +17,10 @@ from moorage.kube.objects.storage import CSINode
 from moorage.node.plugins.manager import PluginManager
 from moorage.node.plugins.publish import NodeDrivers, NodeInfo
 from moorage.node.plugins.registry import Registry
-from moorage.node.testing import HANG, ScriptedDriver
+from moorage.node.testing import HANG, ScriptedDriver, until
 
 NODE_ID = "csi.volume.kubernetes.io/nodeid"
 MIGRATED = "storage.alpha.kubernetes.io/migrated-plugins"
-
-
-async def until(condition, what="condition", timeout_s=60.0):
-    async with asyncio.timeout(timeout_s):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return value
-            await asyncio.sleep(0.01)
-    raise AssertionError(what)
 
 
 class SlowToForget(NodeDrivers):
@@ -90,13 +78,15 @@ class Setting:
         return json.loads((await self.client.get(Node, "n1")).annotations.get(NODE_ID, "{}"))
 
     async def registered(self, driver, times=1):
-        return await until(lambda: sum(one.plugin_registered for one in driver.told) >= times, f"{driver.name} told")
+        return await until(
+            lambda: sum(one.plugin_registered for one in driver.told) >= times, what=f"{driver.name} told"
+        )
 
     async def without(self, name):
         async def gone():
             return name not in await self.entries() and name not in await self.ids()
 
-        await until(gone, f"{name} withdrawn")
+        await until(gone, what=f"{name} withdrawn")
 
 
 @pytest.fixture

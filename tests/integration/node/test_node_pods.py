@@ -229,12 +229,7 @@ async def test_a_force_deleted_pod_is_stopped_and_forgotten(lab):
 
 
 async def test_draining_stops_pods_and_unmounts_but_keeps_the_objects(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver():
-        await lab.start_agent(on_stop="drain")
-        await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod(on_stop="drain"):
         await lab.stop_agent()
         assert lab.mounted() == []
         assert (await lab.client.get(Pod, "p1", "default")).status.phase == "Running"
@@ -305,12 +300,8 @@ async def test_logs_can_be_followed_to_the_end(lab):
 
 
 async def test_volume_figures_are_served(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver():
-        agent = await lab.start_agent()
-        await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod():
+        agent = lab.agent
         (usage,) = await agent.stats.read()
         assert (usage.claim, usage.capacity, usage.used, usage.inodes_free) == ("c1", 100, 40, 6)
         await lab.delete("p1")

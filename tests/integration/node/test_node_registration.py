@@ -118,12 +118,7 @@ async def test_drivers_stay_published_over_a_restart_of_the_agent(lab):
 
 
 async def test_after_a_restart_no_volume_fails_for_want_of_a_driver_that_is_there(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, pod):
         before = len(await lab.failed_mounts())
         await lab.crash_agent()
         agent = await lab.start_agent()
@@ -136,12 +131,7 @@ async def test_after_a_restart_no_volume_fails_for_want_of_a_driver_that_is_ther
 
 
 async def test_a_driver_that_does_not_answer_at_a_restart_holds_the_agent_up_for_a_moment_only(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, pod):
         await lab.crash_agent()
         deaf = lab.root / "plugins_registry" / "deaf.sock"
         with socket.socket(socket.AF_UNIX) as listener:  # takes connections and says nothing

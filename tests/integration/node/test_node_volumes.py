@@ -6,17 +6,12 @@ import os
 import pytest
 
 from moorage.host import mountinfo, mounts
-from moorage.kube.objects.core import Event, Node, PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.storage import VolumeAttachment
 from moorage.node.layout import attachment_name
 from moorage.node.testing import DIE, GARBAGE, HANG, LIE
 
 pytestmark = pytest.mark.root
-
-
-async def messages(lab, reason):
-    found = await lab.client.list(Event, "default")
-    return [event.message for event in found.items if event.reason == reason]
 
 
 async def test_a_pod_gets_its_volume_and_leaves_nothing_behind(lab):
@@ -55,7 +50,7 @@ async def test_a_wrong_answer_is_survived_whether_or_not_the_work_was_done(lab, 
         await lab.pod()
         await lab.phase("p1", "Running")
         assert len(driver.named(method)) == 2
-        assert any("failed for volume" in text for text in await messages(lab, "FailedMount"))
+        assert any("failed for volume" in text for text in await lab.messages("FailedMount"))
         await lab.delete("p1")
         await lab.gone("p1")
         await lab.until(lambda: not lab.mounted())
@@ -65,12 +60,7 @@ async def test_a_wrong_answer_is_survived_whether_or_not_the_work_was_done(lab, 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
 @pytest.mark.parametrize("what", ["INTERNAL", "UNAVAILABLE", LIE])
 async def test_teardown_is_repeated_until_the_kernel_agrees(lab, method, what):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, _):
         driver.misbehave(method, what)
         await lab.delete("p1")
         await lab.gone("p1")
@@ -234,12 +224,7 @@ async def test_after_a_crash_running_pods_keep_their_volumes_and_dead_ones_lose_
 
 
 async def test_a_volume_left_staged_by_a_crash_is_unstaged(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, _):
         driver.misbehave("NodeUnstageVolume", *["UNAVAILABLE"] * 20)
         await lab.delete("p1")
         await lab.gone("p1")
@@ -270,12 +255,7 @@ async def test_republishing_repeats_the_call_and_its_failure_leaves_the_mount(la
 
 
 async def test_a_volume_grows_while_the_pod_runs(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, _):
         waiting = {
             "allocatedResources": {"storage": "2Gi"},
             "allocatedResourceStatuses": {"storage": "NodeResizePending"},
@@ -297,12 +277,7 @@ async def test_a_volume_grows_while_the_pod_runs(lab):
 
 
 async def test_a_driver_that_cannot_grow_says_so_in_the_claim(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver() as driver:
-        await lab.start_agent()
-        await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (driver, _):
         driver.misbehave("NodeExpandVolume", "OUT_OF_RANGE")
         waiting = {
             "allocatedResources": {"storage": "2Gi"},
@@ -359,12 +334,7 @@ async def test_nothing_is_removed_through_a_mount_that_was_planted_below_a_pod(l
 
 
 async def test_a_volume_unmounted_behind_the_agents_back_is_no_obstacle(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver():
-        await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (_, pod):
         mounts.unmount(lab.target(pod), lazy=True)
         await lab.delete("p1")
         await lab.gone("p1")
@@ -373,12 +343,7 @@ async def test_a_volume_unmounted_behind_the_agents_back_is_no_obstacle(lab):
 
 
 async def test_files_left_in_a_volume_directory_stop_its_removal_and_are_not_deleted(lab):
-    await lab.driver_object()
-    await lab.volume()
-    async with lab.driver():
-        await lab.start_agent()
-        pod = await lab.pod()
-        await lab.phase("p1", "Running")
+    async with lab.one_pod() as (_, pod):
         stray = lab.target(pod).parent / "stray"
         stray.write_text("whose is this")
         await lab.delete("p1")
