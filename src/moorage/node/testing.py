@@ -1,6 +1,6 @@
 """A CSI driver for tests that mounts for real and misbehaves on demand.
 
-Owns: `ScriptedDriver`, a driver and its registration socket in this event loop; `until`, which waits for what it leads to.
+Owns: `ScriptedDriver`, a driver and its registration socket in this event loop; `until`, to wait for what it does.
 May not touch: anything outside the directory it is given.
 Start reading at: `ScriptedDriver.misbehave`.
 """
