@@ -61,6 +61,7 @@ class CsiClient(CsiCalls):
         keep_running()
         self._channel: Any = grpc.aio.insecure_channel(grpc_target(self.path), options=_OPTIONS)
         self._watcher: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._methods: dict[str, Any] = {}
 
     async def call(self, method: str, request: Message, timeout_s: float | None = None) -> Message:
@@ -87,7 +88,7 @@ class CsiClient(CsiCalls):
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return once connected; CsiError UNAVAILABLE when that takes longer than `timeout_s`."""
-        self._watch()
+        self._begin("connect")
         try:
             async with asyncio.timeout(timeout_s):  # wait_for loses a cancellation that comes as the channel is ready
                 await self._channel.channel_ready()
@@ -113,6 +114,7 @@ class CsiClient(CsiCalls):
                 await asyncio.sleep(0.05)
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -130,8 +132,8 @@ class CsiClient(CsiCalls):
     async def _unary(
         self, path: str, request: Message, response: type[_Response], timeout_s: float | None
     ) -> _Response:
-        self._watch()
         method = path.rpartition("/")[2]
+        self._begin(method)
         started = asyncio.get_running_loop().time()
         code = "OK"
         if path not in self._methods:
@@ -155,8 +157,8 @@ class CsiClient(CsiCalls):
     async def _stream(
         self, path: str, request: Message, response: type[_Response], timeout_s: float | None
     ) -> AsyncIterator[_Response]:
-        self._watch()
         method = path.rpartition("/")[2]
+        self._begin(method)
         call = self._channel.unary_stream(
             path, request_serializer=_serialized, response_deserializer=response.FromString
         )(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
@@ -175,7 +177,10 @@ class CsiClient(CsiCalls):
             message = f"no answer from {self.path}: {message}"
         return CsiError(method, code, message)
 
-    def _watch(self) -> None:
+    def _begin(self, method: str) -> None:
+        """Before anything is asked. Whoever holds a client may find it closed: its driver has just gone."""
+        if self._is_closed:
+            raise CsiError(method, "UNAVAILABLE", f"the connection to {self.path} was closed")
         if self._on_lost is not None and self._watcher is None:
             self._watcher = asyncio.create_task(self._watch_connection(), name=f"csi-connection {self.path}")
 

@@ -146,6 +146,20 @@ async def test_a_broken_stream_ends_with_an_error(client):
     assert caught.value.code == "INVALID_ARGUMENT"
 
 
+@pytest.mark.parametrize("ask", [
+    lambda client: client.GetPluginInfo(pb.GetPluginInfoRequest()),
+    lambda client: anext(client.GetMetadataAllocated(pb.GetMetadataAllocatedRequest(snapshot_id="s"))),
+    lambda client: client.wait_connected(20),
+    lambda client: client.wait_ready(20),
+], ids=["a call", "a stream", "a connection", "a driver that is ready"])  # fmt: skip
+async def test_a_closed_client_says_so_as_it_says_everything(server, endpoint, ask):
+    client = CsiClient(endpoint, timeout_s=20)
+    await client.close()
+    with pytest.raises(CsiError, match="was closed") as caught:
+        await ask(client)
+    assert caught.value.code == "UNAVAILABLE"
+
+
 async def test_a_deadline_ends_the_wait_but_not_the_operation(client, driver):
     with pytest.raises(CsiError) as caught:
         await client.DeleteVolume(pb.DeleteVolumeRequest(volume_id="v"), timeout_s=0.2)
