@@ -255,6 +255,8 @@ async def test_a_reader_of_a_silent_container_that_goes_away_is_forgotten(lab):
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await lab.until(lambda: watchers() == before, what="reader forgotten")
+    pod = await lab.client.get(Pod, "p1", "default")
+    assert pod.status.container_statuses[0].restart_count == 0, "the container heard nothing of it"
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()

@@ -336,8 +336,10 @@ async def test_other_events_do_not_cut_a_withdrawal_short(node):
     await until(lambda: node.registry.find("a.dev") is None)
     async with node.driver("b.dev") as another:  # the manager has looked at all sockets again
         await node.registered(another)
+        assert set(await node.entries()) == {"a.dev", "b.dev"}, "the withdrawal is still under way"
         node.published.gate.set()
         await node.without("a.dev")
+        assert (node.published.withdrawn, set(await node.entries())) == (1, {"b.dev"})
 
 
 async def test_a_socket_made_anew_waits_until_the_old_one_is_withdrawn(node):

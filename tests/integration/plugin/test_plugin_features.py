@@ -535,6 +535,8 @@ async def test_a_directory_with_a_quota_has_its_own_size(node, write_synced):
 
 
 async def test_no_health_for_unknown_volumes(node, refused):
+    volume = (await node.create()).volume_id
+    assert await health_of(node, volume) == []
     with refused("NOT_FOUND", "unknown"):
         await health_of(node, "unknown")
     with refused("INVALID_ARGUMENT", "volume_publish_path"):

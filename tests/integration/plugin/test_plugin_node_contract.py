@@ -6,7 +6,7 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
-from moorage.host import loop, mountinfo
+from moorage.host import loop, mountinfo, mounts
 from moorage.host.errors import CannotGrow
 from moorage.plugin import staging
 from moorage.plugin.caller import MIB, Caller, Mode, block, mounted
@@ -110,9 +110,11 @@ async def test_a_filesystem_that_is_mounted_for_reading_cannot_grow(node, refuse
     await node.down(volume)
     readers = mounted(mode=Mode.SINGLE_NODE_READER_ONLY)
     target = await node.up(volume, readers)
+    before = mounts.space_of(target)
     await node.expand(volume, 400 * MIB)
     with refused("FAILED_PRECONDITION", "read-only"):
         await node.expand_on_node(volume, target)
+    assert mounts.space_of(target) == before
 
 
 async def test_a_second_target_of_a_single_writer_is_refused_also_for_reading(node, refused):
@@ -173,6 +175,7 @@ async def test_a_stage_is_repeated_also_where_its_filesystem_cannot_grow_now(nod
         patched.setattr(staging, "grow_filesystem", refuse)
         await node.stage(volume)
     (target / "file").write_text("still writable")
+    assert "ro" not in mountinfo.mount_at(node.staging(volume)).options
 
 
 # --- answers -----------------------------------------------------------------------------------

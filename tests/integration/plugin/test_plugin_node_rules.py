@@ -27,7 +27,7 @@ async def test_repeated_calls_are_one_call(node):
 
 async def test_the_same_target_with_other_arguments_is_refused(node, refused):
     volume = (await node.create()).volume_id
-    await node.up(volume)
+    mounted_at = mountinfo.mount_at(await node.up(volume))
     with refused("ALREADY_EXISTS", "other options"):
         await node.publish(volume, readonly=True)
     with refused("ALREADY_EXISTS", "other options"):
@@ -38,13 +38,16 @@ async def test_the_same_target_with_other_arguments_is_refused(node, refused):
     await node.stage(other)
     with refused("ALREADY_EXISTS", "is mounted there"):
         await node.publish(other, path=node.target(volume))
+    assert mountinfo.mount_at(node.target(volume)) == mounted_at
 
 
 async def test_a_block_target_with_another_read_only_setting_is_refused(node, refused):
     volume = (await node.create("raw", block(), 8 * MIB)).volume_id
-    await node.up(volume, block())
+    target = await node.up(volume, block())
     with refused("ALREADY_EXISTS", "read-only"):
         await node.publish(volume, block(), readonly=True)
+    with target.open("wb") as device:
+        assert device.write(b"still writable") == 14
 
 
 async def test_a_single_writer_has_one_target_and_others_have_many(node, refused):
@@ -53,12 +56,13 @@ async def test_a_single_writer_has_one_target_and_others_have_many(node, refused
     first = await node.up(volume, single)
     with refused("FAILED_PRECONDITION", str(first)):
         await node.publish(volume, single, pod="second")
-    await node.publish(volume, single)
+    assert await node.publish(volume, single) == first
 
     many = mounted(mode=Mode.SINGLE_NODE_MULTI_WRITER)
     shared = (await node.create("many", many)).volume_id
-    await node.up(shared, many, pod="one")
-    await node.publish(shared, many, pod="two")
+    one = await node.up(shared, many, pod="one")
+    (one / "file").write_text("from one")
+    assert (await node.publish(shared, many, pod="two") / "file").read_text() == "from one"
 
 
 async def test_a_publish_before_its_stage_is_refused(node, refused):
@@ -81,6 +85,7 @@ async def test_a_volume_in_use_is_neither_unstaged_nor_deleted(node, refused):
     with refused("FAILED_PRECONDITION", volume):
         await node.delete(volume)
     (target / "still").write_text("there")
+    assert mountinfo.mount_at(node.staging(volume)) is not None
 
 
 async def test_a_volume_is_only_used_as_what_it_is(node, refused):
@@ -92,6 +97,7 @@ async def test_a_volume_is_only_used_as_what_it_is(node, refused):
         await node.stage(raw, mounted())
     with refused("FAILED_PRECONDITION", "ext4, not xfs"):
         await node.stage(filesystem, mounted("xfs"))
+    assert [mountinfo.mount_at(node.staging(volume)) for volume in (filesystem, raw)] == [None, None]
 
 
 async def test_a_dead_mount_at_the_target_is_replaced_by_a_publish(node, dead_mount):
@@ -101,6 +107,8 @@ async def test_a_dead_mount_at_the_target_is_replaced_by_a_publish(node, dead_mo
     os.mkdir(target)
     dead_mount(target)
     (await node.publish(volume)).joinpath("file").write_text("alive")
+    assert not mounts.is_corrupted(target)
+    assert os.path.exists(os.path.join(node.staging(volume), "file"))
 
 
 async def test_a_dead_mount_at_the_staging_path_is_replaced_by_a_stage(node, dead_mount):
@@ -108,6 +116,7 @@ async def test_a_dead_mount_at_the_staging_path_is_replaced_by_a_stage(node, dea
     dead_mount(node.staging(volume))
     target = await node.up(volume)
     (target / "file").write_text("alive")
+    assert os.path.exists(os.path.join(node.staging(volume), "file"))
 
 
 async def test_a_staging_mount_that_died_is_repaired_by_a_publish(node, dead_mount):
@@ -116,6 +125,7 @@ async def test_a_staging_mount_that_died_is_repaired_by_a_publish(node, dead_mou
     dead_mount(staging)
     target = await node.publish(volume)
     (target / "file").write_text("alive")
+    assert os.path.exists(os.path.join(staging, "file"))
 
 
 async def test_dead_mounts_can_be_unpublished_and_unstaged(node, dead_mount):
@@ -187,11 +197,13 @@ async def test_what_is_not_ours_is_never_unmounted_or_removed(node, refused, tmp
     assert (foreign / "file").read_text() == "data"
 
 
-async def test_unknown_volumes_are_gone_already(node):
+async def test_unknown_volumes_are_gone_already(node, pool):
+    before = sorted(os.listdir(pool))
     await node.unpublish("no-such-volume")
     await node.unstage("no-such-volume")
     await node.delete("no-such-volume")
     await node.delete("../../etc")
+    assert sorted(os.listdir(pool)) == before
 
 
 async def test_a_device_with_anything_on_it_is_never_formatted(node, refused, pool):
@@ -259,3 +271,6 @@ async def test_statistics_and_growth_need_the_volume_to_be_there(node, refused):
             await node.expand_on_node(volume, path)
     with refused("NOT_FOUND", "'unknown'"):
         await node.expand_on_node("unknown", "some/path")
+    target = await node.up(volume)
+    stats = pb.NodeGetVolumeStatsRequest(volume_id=volume, volume_path=str(target))
+    assert (await node.client.NodeGetVolumeStats(stats)).usage[0].total > 0

@@ -123,6 +123,8 @@ def test_a_refusal_of_one_object_is_waited_out(virtual, fake, fault):
             api.faults.extend(fault(status=403, method="GET") for _ in range(3))
             async with following(api, {"ns/a"}) as informer:
                 await until(lambda: value(informer, "ns/a") == "1", 60)
+                assert informer.told == [(None, "a")]
+                assert api.requests("GET").count(f"{MAPS}/a") == 4
 
     virtual(story)
 
@@ -145,5 +147,7 @@ def test_rights_that_come_and_go_lose_nothing(virtual, fake):
                 api.put(f"{MAPS}/a", data={"v": "2"})
                 await until(lambda: value(informer, "ns/a") == "2")
                 await until(lambda: informer.get("ns/b") is None)
+                assert ("b", None) in informer.told, "nobody wants it, so it is followed by list and watch only"
+                assert ("a", None) not in informer.told
 
     virtual(story)

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from moorage.node.pods.runtime import ContainerFailed
 from moorage.node.serve import exec as execution
 from moorage.node.serve.exec import PROTOCOLS, ExecOptions, serve_exec
+from moorage.node.testing import until
 
 
 class Reply:
@@ -196,9 +197,7 @@ async def test_a_client_that_leaves_takes_the_streams_with_it(run):
             continue
         before = open_files()
     await run.runtime.all_over()  # the end of its input ends the program
-    async with asyncio.timeout(60):
-        while open_files() >= before:
-            await asyncio.sleep(0.01)
+    assert await until(lambda: open_files() < before, what="streams closed")
 
 
 async def test_an_older_kubectl_is_told_which_one_it_takes(run):

@@ -87,7 +87,8 @@ async def test_new_directories_and_those_of_a_known_name_are_watched(directory):
     shutil.rmtree(directory)
     await names_until(stream, set())
     listen(directory / "c.sock")  # the registration directory itself was removed and made anew
-    await names_until(stream, {"c.sock"})
+    found = await names_until(stream, {"c.sock"})
+    assert found == sockets_below(directory)
     await stream.aclose()
 
 
@@ -96,7 +97,8 @@ async def test_what_no_event_tells_is_found_by_looking_again(directory, monkeypa
     stream = watch(directory, rescan_s=0.01)
     await names_until(stream, set())
     listen(directory / "a.sock")
-    await names_until(stream, {"a.sock"})
+    found = await names_until(stream, {"a.sock"})
+    assert found == sockets_below(directory)
     await stream.aclose()
 
 

@@ -421,8 +421,9 @@ async def test_limits_on_a_machine_that_has_none_are_refused_and_nothing_is_chan
 
 @pytest.mark.parametrize("method", ["ControllerPublishVolume", "ControllerUnpublishVolume"])
 async def test_a_nodes_own_pool_has_no_attaching(client, refused, method):
-    with refused("UNIMPLEMENTED", "--scope node"):
+    with refused("UNIMPLEMENTED", "--scope node") as caught:
         await client.call(method, getattr(pb, f"{method}Request")(volume_id="v"))
+    assert caught.value.method == method
 
 
 async def test_damaged_records_are_errors_not_absences(client, caller, refused, parts):
