@@ -12,7 +12,8 @@ import struct
 # The same numbers on every architecture.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 _OPEN_TREE_CLONE, _FROM_EMPTY_PATH, _TO_FOLLOWS_LINKS = 1, 4, 0x10
-_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+AT_FDCWD = -100
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (
@@ -45,26 +46,30 @@ def umount2(target: str, flags: int) -> None:
     _check(_libc.umount2(os.fsencode(target), flags), target)
 
 
-def open_tree(source: str, recursive: bool) -> int:
-    """A copy of the mount at a path that is mounted nowhere yet, as a descriptor."""
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
-    tree: int = _libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags)
+def open_tree(source: str, *, recursive: bool, at: int = AT_FDCWD) -> int:
+    """A copy of the mount at a path, or at a descriptor if the path is empty, that is mounted nowhere yet."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0) | (0 if source else _AT_EMPTY_PATH)
+    tree: int = _libc.syscall(_SYS_OPEN_TREE, at, os.fsencode(source), flags)
     if tree < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source)
     return tree
 
 
-def mount_setattr(tree: int, attributes: int, clear: int) -> None:
-    """Change the attributes of the copy's first mount."""
-    wanted = struct.pack("=QQQQ", attributes, clear, 0, 0)
-    _check(_libc.syscall(_SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, wanted, len(wanted)), f"fd {tree}")
+def mount_setattr(
+    path: str, attributes: int, *, clear: int = 0, propagation: int = 0, recursive: bool = False, at: int = AT_FDCWD
+) -> None:
+    """Change the attributes of the mount at a path, or at a descriptor if the path is empty."""
+    flags = (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
+    wanted = struct.pack("=QQQQ", attributes, clear, propagation, 0)
+    done = _libc.syscall(_SYS_MOUNT_SETATTR, at, os.fsencode(path), flags, wanted, len(wanted))
+    _check(done, path or f"fd {at}")
 
 
-def move_mount(tree: int, target: str) -> None:
-    """Mount the copy at a path."""
-    flags = _FROM_EMPTY_PATH | _TO_FOLLOWS_LINKS  # as mount(2) does
-    moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), flags)
+def move_mount(tree: int, target: str, *, follow_links: bool) -> None:
+    """Mount what `open_tree` has given at a path."""
+    flags = _FROM_EMPTY_PATH | (_TO_FOLLOWS_LINKS if follow_links else 0)
+    moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), flags)
     _check(moved, target)
 
 

@@ -149,10 +149,10 @@ def _bind_with(source: str, target: str, flags: int, recursive: bool) -> None:
     if any(flags & flag for flag in _TIMES):
         wanted |= sum(bit for flag, bit in _TIMES.items() if flags & flag)
         clear |= _ALL_TIMES
-    tree = libc.open_tree(source, recursive)
+    tree = libc.open_tree(source, recursive=recursive)
     try:
-        libc.mount_setattr(tree, wanted, clear)
-        libc.move_mount(tree, target)
+        libc.mount_setattr("", wanted, clear=clear, at=tree)
+        libc.move_mount(tree, target, follow_links=True)  # as mount(2) does
     finally:
         os.close(tree)
 

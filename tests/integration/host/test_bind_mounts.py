@@ -33,7 +33,7 @@ def either(request, monkeypatch):
         monkeypatch.setattr(libc, "open_tree", _not_there)
 
 
-def _not_there(*_arguments):
+def _not_there(*_arguments, **_named):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
@@ -95,7 +95,7 @@ def test_a_failure_in_the_middle_leaves_nothing(places, monkeypatch, step):
     source, target = places
     open_before = len(os.listdir("/proc/self/fd"))
 
-    def refuse(*_arguments):
+    def refuse(*_arguments, **_named):
         assert mountinfo.mount_at(target) is None, "a kill now leaves nothing behind"
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 

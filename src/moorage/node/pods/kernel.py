@@ -1,7 +1,8 @@
 """The system calls that make containers, as Python calls them.
 
-Owns: their numbers, flags and errors; which are made, and in which order, is said in `rootfs.py` and `sandbox.py`.
-Uses the standard library only: the processes beside containers are forked from a bare interpreter.
+Owns: those of namespaces and identity, and the words of all their errors. Which are made, and in which order, is said in
+`rootfs.py` and `sandbox.py`.
+Uses the standard library and `host.libc` only: the processes beside containers are forked from a bare interpreter.
 Start reading at: `open_tree`, `attach`.
 """
 
@@ -10,14 +11,14 @@ import os
 import signal
 import struct
 
+from moorage.host import libc
+
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
 MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
 _MNT_DETACH = 2
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
-_OPEN_TREE_CLONE, _AT_RECURSIVE, _AT_EMPTY_PATH, _AT_FDCWD = 1, 0x8000, 0x1000, -100
-_MOVE_FROM_EMPTY = 0x4
+_SYS_OPENAT2 = 437
 _ATTR_RDONLY = 1
 _RESOLVE_BENEATH, _RESOLVE_NO_MAGICLINKS = 0x08, 0x02
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
@@ -36,10 +37,10 @@ def set_namespace(fd: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, fstype: str, flags: int, data: str = "") -> None:
-    done = _libc.mount(
-        os.fsencode(source), os.fsencode(target), fstype.encode(), ctypes.c_ulong(flags), data.encode() or None
-    )
-    _check(done, f"mount {fstype or source} at {target}")
+    try:
+        libc.mount(source, target, fstype, flags, data)
+    except OSError as failed:
+        raise _while(f"mount {fstype or source} at {target}", failed) from failed
 
 
 def take_root() -> None:
@@ -51,26 +52,29 @@ def take_root() -> None:
 
 def open_tree(entry: int, shown: str) -> int:
     """A detached copy of the mounts at a descriptor and below it; it stays a peer of what it was copied from."""
-    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | _AT_EMPTY_PATH | os.O_CLOEXEC
-    tree: int = _libc.syscall(_SYS_OPEN_TREE, entry, b"", flags)
-    _check(tree, f"open volume {shown}")
-    return tree
+    try:
+        return libc.open_tree("", recursive=True, at=entry)
+    except OSError as failed:
+        raise _while(f"open volume {shown}", failed) from failed
 
 
 def attach(tree: int, target: str) -> None:
     """Mount a detached tree; its descriptor is closed."""
-    moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_FROM_EMPTY)
-    _check(moved, f"mount volume at {target}")
+    try:
+        libc.move_mount(tree, target, follow_links=False)
+    except OSError as failed:
+        raise _while(f"mount volume at {target}", failed) from failed
     os.close(tree)
 
 
 def set_propagation(tree: int, propagation: int, *, read_only: bool = False) -> None:
     """For a detached tree and every mount in it."""
-    _set_attributes(tree, "", _AT_EMPTY_PATH | _AT_RECURSIVE, _ATTR_RDONLY if read_only else 0, propagation)
+    attributes = _ATTR_RDONLY if read_only else 0
+    libc.mount_setattr("", attributes, propagation=propagation, recursive=True, at=tree)
 
 
 def make_read_only(path: str, *, recursive: bool) -> None:
-    _set_attributes(_AT_FDCWD, path, _AT_RECURSIVE if recursive else 0, _ATTR_RDONLY, 0)
+    libc.mount_setattr(path, _ATTR_RDONLY, recursive=recursive)
 
 
 def open_beneath(base: int, path: str, flags: int) -> int:
@@ -112,10 +116,8 @@ def heed_children() -> None:
     _libc.signal(int(signal.SIGCHLD), None)
 
 
-def _set_attributes(base: int, path: str, flags: int, attributes: int, propagation: int) -> None:
-    wanted = struct.pack("=QQQQ", attributes, 0, propagation, 0)
-    done = _libc.syscall(_SYS_MOUNT_SETATTR, base, os.fsencode(path), flags, wanted, len(wanted))
-    _check(done, f"set attributes of mount {path or base}")
+def _while(what: str, failed: OSError) -> OSError:
+    return OSError(failed.errno, f"{what}: {failed.strerror}")
 
 
 def _check(result: int, what: str) -> None:
