@@ -1,7 +1,7 @@
 """The system calls that Python's standard library does not offer.
 
-Owns: the ctypes declarations of mount, umount2, open_tree, mount_setattr, move_mount, syncfs, sync_file_range and
-quotactl.
+Owns: the ctypes declarations of mount, umount2, open_tree, mount_setattr, move_mount, openat2, syncfs, sync_file_range
+and quotactl.
 May not touch: policy; every function is one system call and raises OSError as `os` does.
 """
 
@@ -10,10 +10,11 @@ import os
 import struct
 
 # The same numbers on every architecture.
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
 _OPEN_TREE_CLONE, _FROM_EMPTY_PATH, _TO_FOLLOWS_LINKS = 1, 4, 0x10
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 AT_FDCWD = -100
+NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH = 0x01, 0x02, 0x04, 0x08  # how openat2 resolves a path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (
@@ -35,6 +36,13 @@ def _check(result: int, path: str) -> None:
         raise OSError(number, os.strerror(number), path)
 
 
+def _opened(descriptor: int, path: str) -> int:
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return descriptor
+
+
 def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
     _check(
         _libc.mount(os.fsencode(source), os.fsencode(target), fstype.encode(), flags, data.encode() or None),
@@ -50,10 +58,12 @@ def open_tree(source: str, *, recursive: bool, at: int = AT_FDCWD) -> int:
     """A copy of the mount at a path, or at a descriptor if the path is empty, that is mounted nowhere yet."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0) | (0 if source else _AT_EMPTY_PATH)
     tree: int = _libc.syscall(_SYS_OPEN_TREE, at, os.fsencode(source), flags)
-    if tree < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), source)
-    return tree
+    return _opened(tree, source)
+
+
+def openat2(base: int, path: str, flags: int, resolve: int) -> int:
+    how = struct.pack("=QQQ", flags, 0, resolve)
+    return _opened(_libc.syscall(_SYS_OPENAT2, base, os.fsencode(path), how, len(how)), path)
 
 
 def mount_setattr(

@@ -6,19 +6,13 @@ May not touch: mounts.
 Start reading at: `remove_tree`, `remove_empty`.
 """
 
-import ctypes
 import errno
 import os
 import stat
-import struct
 from pathlib import Path
 
 from moorage.errors import MoorageError
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_SYS_OPENAT2 = 437
-_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
-_AT_FDCWD = -100
+from moorage.host import libc
 
 
 class MountInTheWay(MoorageError):
@@ -32,16 +26,8 @@ class MountInTheWay(MoorageError):
 
 def open_directory(parent: int, name: str, *, links: bool = False) -> int:
     """Open a directory below another one; EXDEV when a mount (of any kind) lies between, ELOOP for a link."""
-    return _openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0 if links else _NO_SYMLINKS)
-
-
-def _openat2(parent: int, name: str, flags: int, extra: int) -> int:
-    how = struct.pack("=QQQ", flags, 0, _NO_XDEV | _NO_MAGICLINKS | _BENEATH | extra)
-    found: int = _libc.syscall(_SYS_OPENAT2, parent, os.fsencode(name), how, len(how))
-    if found < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
-    return found
+    resolve = libc.NO_XDEV | libc.NO_MAGICLINKS | libc.BENEATH | (0 if links else libc.NO_SYMLINKS)
+    return libc.openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, resolve)
 
 
 def remove_tree(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The system calls that make containers, as Python calls them.
 
-Owns: those of namespaces and identity, and the words of all their errors. Which are made, and in which order, is said in
-`rootfs.py` and `sandbox.py`.
+Owns: those of namespaces and identity, and the words of all their errors. Which are made, and in which order, is said
+in `rootfs.py` and `sandbox.py`.
 Uses the standard library and `host.libc` only: the processes beside containers are forked from a bare interpreter.
 Start reading at: `open_tree`, `attach`.
 """
@@ -9,7 +9,6 @@ Start reading at: `open_tree`, `attach`.
 import ctypes
 import os
 import signal
-import struct
 
 from moorage.host import libc
 
@@ -18,9 +17,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
 MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
 _MNT_DETACH = 2
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_SYS_OPENAT2 = 437
 _ATTR_RDONLY = 1
-_RESOLVE_BENEATH, _RESOLVE_NO_MAGICLINKS = 0x08, 0x02
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -79,12 +76,7 @@ def make_read_only(path: str, *, recursive: bool) -> None:
 
 def open_beneath(base: int, path: str, flags: int) -> int:
     """Open a path below a directory; no link on the way may lead out of it."""
-    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-    found: int = _libc.syscall(_SYS_OPENAT2, base, path.encode(), how, len(how))
-    if found < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return found
+    return libc.openat2(base, path, flags | os.O_CLOEXEC, libc.BENEATH | libc.NO_MAGICLINKS)
 
 
 def set_host_name(name: bytes) -> None:
