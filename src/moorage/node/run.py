@@ -102,7 +102,9 @@ class Agent:
         self.registry = Registry(call_timeout_s=config.call_timeout_s)
         self.fetch = Fetch(client, config.node_name, self.drivers, self.claims)
         self.volumes = self._volume_manager()
-        self.runtime = Runtime(lambda container: self.pods.container_ended(container))
+        self.runtime = Runtime(
+            lambda container: self.pods.container_ended(container), hide=(str(self.layout.root), *config.hide)
+        )
         self.statuses = StatusWriter(client)
         self.cgroups = Cgroups(config.node_name)
         self.pods = self._pod_manager()
@@ -122,13 +124,12 @@ class Agent:
         return VolumeManager(layout, sources, executor, sync_s=self.config.sync_s, on_failure=self._volume_failed)
 
     def _pod_manager(self) -> PodManager:
-        hide = (str(self.layout.root), *self.config.hide)
         tools = Tools(
             layout=self.layout,
             client=self.client,
             volumes=self.volumes,
             runtime=self.runtime,
-            specs=SpecMaker(self.layout, self.fetch, self.volumes, hide, self.config.address),
+            specs=SpecMaker(self.layout, self.fetch, self.volumes, self.config.address),
             cgroups=self.cgroups,
             statuses=self.statuses,
             recorder=self.recorder,

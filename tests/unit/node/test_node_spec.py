@@ -33,7 +33,7 @@ class Volumes:
 
 
 def maker(tmp_path):
-    return SpecMaker(Layout(tmp_path), Objects(), Volumes(), (), "10.0.0.7")
+    return SpecMaker(Layout(tmp_path), Objects(), Volumes(), "10.0.0.7")
 
 
 def pod(**container):

@@ -6,14 +6,17 @@ Start reading at: `enter`.
 
 Nothing is ever mounted where the host could see it: the writable layer is a tmpfs that lives in the container's own
 mount namespace, so it goes when the container goes. The namespace is copied from a template that holds nothing but the
-host's root filesystem: a copy of the host's own would cost more with each volume that is mounted, and would hold all of
-them for a moment.
+host's root filesystem and the furniture: a copy of the host's own would cost more with each volume that is mounted, and
+would hold all of them for a moment. The furniture is a layer between the host's root and the container's own, made once
+for all containers: devices, and empty places where the host's files would show.
 """
 
 import errno
+import json
 import os
 import stat
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from moorage.node.pods import kernel
 
@@ -24,47 +27,55 @@ _EMPTY = (("tmp", 0o1777), ("var/tmp", 0o1777), ("run", 0o755))  # what others l
 _OPAQUE = "trusted.overlay.opaque"
 _PROPAGATION = {"HostToContainer": kernel.MS_SLAVE, "Bidirectional": kernel.MS_SHARED}
 _PLACE = "/proc"  # a directory that every root has, to mount on before the root is changed
+_LAYERS = f"lowerdir={_PLACE}/furniture:/,upperdir=upper,workdir=work"
 
 
-def template() -> int:
-    """A mount namespace with the host's root filesystem and no other mount, as a descriptor."""
+class Template(NamedTuple):
+    """What every container begins with."""
+
+    namespace: int  # a descriptor
+    uncovered: list[tuple[str, int]]  # places, with modes, that the furniture cannot hide and must be mounted over
+
+
+def template(hide: Sequence[str]) -> Template:
+    """A mount namespace with the host's root filesystem, the furniture, and no other mount. Beside what no image has,
+    these directories of the host are hidden."""
     made_read, made_write = os.pipe()
     done_read, done_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(done_write)
-        _become_template(made_write, done_read)
+        _become_template(hide, made_write, done_read)
     os.close(made_write)
     os.close(done_read)
     try:
-        failed = os.read(made_read, 4096)
-        if failed != b"\n":
-            raise OSError(failed.decode(errors="replace") or "the template of containers was not made")
-        return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        made = os.read(made_read, 65536)
+        if not made.startswith(b"["):
+            raise OSError(made.decode(errors="replace") or "the template of containers was not made")
+        uncovered = [(str(name), int(mode)) for name, mode in json.loads(made)]
+        return Template(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), uncovered)
     finally:
         os.close(made_read)
         os.close(done_write)
         os.waitpid(pid, 0)
 
 
-def enter(spec: dict[str, Any], namespace: int) -> None:
+def enter(spec: dict[str, Any], template: Template) -> None:
     """Leave the host's mounts for those of a new container. The caller keeps a way back, if it wants one."""
     trees = [_tree_of(volume) for volume in spec["mounts"]]  # taken here, where the host's mounts are
     system = _tree_at("/sys")
     kernel.set_propagation(system, kernel.MS_PRIVATE, read_only=not spec.get("privileged"))
     devices = _tree_at("/dev") if spec.get("privileged") else -1
-    kernel.set_namespace(namespace, kernel.CLONE_NEWNS)
+    kernel.set_namespace(template.namespace, kernel.CLONE_NEWNS)
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | (0 if spec.get("host_ipc") else kernel.CLONE_NEWIPC))
-    kernel.mount("moorage-root", _PLACE, "tmpfs", 0, f"mode=0755,size={spec.get('root_bytes', 1 << 30)}")
-    os.chdir(_PLACE)
+    place = f"{_PLACE}/place"
+    kernel.mount("moorage-root", place, "tmpfs", 0, f"mode=0755,size={spec.get('root_bytes', 1 << 30)}")
+    os.chdir(place)
     for name in ("upper", "work", "root"):
         os.mkdir(name, 0o755)
-    os.chdir("upper")
-    hidden = _furnish(spec)
-    os.chdir("..")
-    kernel.mount("moorage-root", "root", "overlay", 0, "lowerdir=/,upperdir=upper,workdir=work")
+    kernel.mount("moorage-root", "root", "overlay", 0, _LAYERS)
     os.chdir("root")
-    for name, mode in hidden:
+    for name, mode in template.uncovered:
         kernel.mount("moorage-hidden", name, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode={mode:o}")
     kernel.attach(system, "sys")
     if devices >= 0:
@@ -88,14 +99,19 @@ def finish(spec: dict[str, Any]) -> None:
         kernel.make_read_only("/", recursive=False)
 
 
-def _become_template(made: int, done: int) -> None:
+def _become_template(hide: Sequence[str], made: int, done: int) -> None:
     try:
+        os.umask(0)
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("/", _PLACE, "", kernel.MS_BIND)
         os.chdir(_PLACE)
         kernel.take_root()
-        os.write(made, b"\n")
+        kernel.mount("moorage-furniture", _PLACE, "tmpfs", 0, "mode=0755")
+        for name in ("furniture", "place"):
+            os.mkdir(f"{_PLACE}/{name}", 0o755)
+        os.chdir(f"{_PLACE}/furniture")
+        os.write(made, json.dumps(_furnish(hide)).encode())
         os.read(done, 1)
     except BaseException as error:
         os.write(made, str(error).encode() or repr(error).encode())
@@ -103,41 +119,43 @@ def _become_template(made: int, done: int) -> None:
         os._exit(0)
 
 
-def _furnish(spec: dict[str, Any]) -> list[tuple[str, int]]:
-    """The writable layer before it is one, in the working directory: devices, and empty places where the host's own
-    files would show. Returns the places that must be mounted over instead."""
+def _furnish(hide: Sequence[str]) -> list[tuple[str, int]]:
+    """In the working directory. Returns the places that must be mounted over instead."""
     for name in ("proc", "sys", "dev"):
         os.mkdir(name, 0o755)
+    for name, (major, minor) in _DEVICES.items():
+        os.mknod(f"dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
+    for name, mode in (("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o755)):
+        os.mkdir(f"dev/{name}", mode)
+    for name, target in _LINKS:
+        os.symlink(target, f"dev/{name}")
+    places = [(name, mode) for name, mode in _EMPTY if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
     emptied: list[str] = []
     left = []
-    for name, mode in (*_EMPTY, *((path, 0o755) for path in spec.get("hide", []))):
-        inside = os.path.realpath(f"/{name}").lstrip("/")
-        if not os.path.isdir(f"/{inside}") or os.path.islink(f"/{name}"):
-            continue
+    wanted = [
+        (os.path.realpath(f"/{name}").lstrip("/"), mode) for name, mode in (*places, *((one, 0o755) for one in hide))
+    ]
+    for inside, mode in sorted(wanted):  # what lies in another one comes after it
         if any(inside == one or inside.startswith(f"{one}/") for one in emptied):
             continue
         if not _hide(inside, mode):
             left.append((inside, mode))
         emptied.append(inside)
-    if not spec.get("privileged"):
-        for name, (major, minor) in _DEVICES.items():
-            os.mknod(f"dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
-        for name, mode in (("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o755)):
-            os.mkdir(f"dev/{name}", mode)
-        for name, target in _LINKS:
-            os.symlink(target, f"dev/{name}")
     return left
 
 
 def _hide(inside: str, mode: int) -> bool:
-    """An empty directory that hides the host's of the same name; False where the layer cannot say that it does."""
+    """An empty directory that hides the host's of the same name, also one that is made later; False where the layer
+    cannot say that it does."""
     above = ""
     for part in inside.split("/")[:-1]:
         above = f"{above}{part}"
         if not os.path.isdir(above):
-            like = os.stat(f"/{above}")
-            os.mkdir(above, stat.S_IMODE(like.st_mode))
-            os.chown(above, like.st_uid, like.st_gid)
+            os.mkdir(above, 0o755)
+            if os.path.isdir(f"/{above}"):
+                like = os.stat(f"/{above}")
+                os.chmod(above, stat.S_IMODE(like.st_mode))
+                os.chown(above, like.st_uid, like.st_gid)
         above += "/"
     os.mkdir(inside, mode)
     try:

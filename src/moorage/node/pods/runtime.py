@@ -68,8 +68,9 @@ class Container:
 class Runtime:
     """Containers of one agent."""
 
-    def __init__(self, on_end: Callable[[Container], None]) -> None:
+    def __init__(self, on_end: Callable[[Container], None], hide: Sequence[str] = ()) -> None:
         self._on_end = on_end
+        self._hide = hide  # directories of the host that no container sees
         self._socket: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
@@ -232,7 +233,7 @@ class Runtime:
             await self._end_zygote()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             script = str(Path(__file__).with_name("zygote.py"))
-            arguments = ("-I", "-S", "-B", script, str(theirs.fileno()))
+            arguments = ("-I", "-S", "-B", script, str(theirs.fileno()), *self._hide)
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,

@@ -25,7 +25,7 @@ _SIGKILL = 9
 ABANDONED = "abandoned"  # a file beside the specification: the agent does not wait for this start any more
 
 
-def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
+def run(spec: dict[str, Any], template: rootfs.Template, reply: int, lock: int) -> int:
     """Start the container that is described and stay until it has ended. The lock is let go of once its state can be
     read."""
     out_read, out_write = os.pipe()
@@ -75,7 +75,7 @@ def run(spec: dict[str, Any], template: int, reply: int, lock: int) -> int:
     return 0
 
 
-def _fork(spec: dict[str, Any], template: int, streams: tuple[int, int, int]) -> tuple[int, str]:
+def _fork(spec: dict[str, Any], template: rootfs.Template, streams: tuple[int, int, int]) -> tuple[int, str]:
     """The container's first process, and why there is none. All that can be done before it is there is done here: each
     page that the new process touches before its program would be copied for it alone."""
     host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -95,7 +95,7 @@ def _fork(spec: dict[str, Any], template: int, streams: tuple[int, int, int]) ->
     finally:
         kernel.set_namespace(host, kernel.CLONE_NEWNS)
         os.umask(mask)
-        for fd in (host, template, *groups):
+        for fd in (host, template.namespace, *groups):
             os.close(fd)
 
 

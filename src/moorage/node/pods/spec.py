@@ -72,13 +72,10 @@ def _expanded(text: str, values: Mapping[str, str]) -> str:
 class SpecMaker:
     """Makes specifications for one node."""
 
-    def __init__(
-        self, layout: Layout, fetch: Fetch, volumes: VolumeManager, hide: tuple[str, ...], host_ip: str
-    ) -> None:
+    def __init__(self, layout: Layout, fetch: Fetch, volumes: VolumeManager, host_ip: str) -> None:
         self._layout = layout
         self._fetch = fetch
         self._volumes = volumes
-        self._hide = hide
         self._host_ip = host_ip
 
     async def make(self, pod: Pod, container: Container, cgroups: list[str]) -> dict[str, Any]:
@@ -100,7 +97,6 @@ class SpecMaker:
             "hostname": hostname,
             "mounts": mounts,
             "devices": self._devices(pod, container),
-            "hide": list(self._hide),
             "cgroups": cgroups,
             "privileged": privileged,
             "read_only_root": bool(security.get("readOnlyRootFilesystem")),

@@ -27,11 +27,11 @@ _LARGEST = 1 << 18
 _MOST_FDS = 4
 
 
-def main(control_fd: int) -> None:
+def main(control_fd: int, hide: list[str]) -> None:
     """Serve requests until the other side is closed."""
     kernel.die_with_parent()  # what is still in the socket must not be started when the next agent looks around
     control = socket.socket(fileno=control_fd)
-    template = rootfs.template()
+    template = rootfs.template(hide)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # shims keep it so
         signal.signal(number, signal.SIG_IGN)
@@ -53,7 +53,7 @@ def main(control_fd: int) -> None:
             os.close(fd)
 
 
-def _serve(control: socket.socket, request: dict[str, Any], fds: list[int], template: int) -> None:
+def _serve(control: socket.socket, request: dict[str, Any], fds: list[int], template: rootfs.Template) -> None:
     """In the child: never returns. The last descriptor is where the answer goes."""
     status = 1
     try:
@@ -95,4 +95,4 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

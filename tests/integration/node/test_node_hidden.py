@@ -1,0 +1,91 @@
+"""What of the host a container does not see."""
+
+import asyncio
+import json
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from moorage.node.pods.runtime import Container, Runtime
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def outside():
+    """A directory that is seen in containers: those of pytest lie below one that every container has of its own."""
+    base = Path(tempfile.mkdtemp(prefix="moorage-test-", dir="/var/lib"))
+    base.chmod(0o711)
+    yield base
+    shutil.rmtree(base)
+
+
+async def said(base, hide, *words, **spec):
+    """What a program prints in a container from which these directories are hidden."""
+    ended = asyncio.Event()
+    runtime = Runtime(lambda _container: ended.set(), hide=[str(one) for one in hide])
+    container = Container("u", "main", 0, base / "attempt", base / "0.log")
+    try:
+        await runtime.start(container, {"argv": list(words), "env": {}, "hostname": "h", "mounts": [], **spec})
+        async with asyncio.timeout(30):
+            await ended.wait()
+    finally:
+        await runtime.close()
+    assert container.exit_code == 0, json.dumps(container.state)
+    return [line.split(" ", 3)[3] for line in container.log.read_text().splitlines()]
+
+
+async def test_of_two_hidden_directories_one_may_hold_the_other(tmp_path, outside):
+    """As the root of a node lies in the directory of `moorage up`."""
+    inner = outside / "up" / "nodes" / "n1"
+    inner.mkdir(parents=True)
+    (outside / "up" / "secret").touch()
+    (outside / "seen").touch()
+    names = await said(tmp_path, [inner, outside / "up"], "find", str(outside), "-mindepth", "1", "-printf", "%P\n")
+    assert sorted(names) == ["seen", "up"]
+
+
+async def test_what_is_made_later_or_reached_by_a_link_is_hidden_too(tmp_path, outside):
+    (outside / "real").mkdir()
+    (outside / "real" / "secret").touch()
+    (outside / "link").symlink_to(outside / "real")
+    later = outside / "a" / "later"
+    script = f"mkdir -p {outside}/mine; find {outside} -mindepth 1 -printf '%P %m\\n'"
+    found = await said(tmp_path, [outside / "link", later], "sh", "-c", script)
+    assert sorted(line.split()[0] for line in found) == ["a", "a/later", "link", "mine", "real"]
+    assert not (outside / "mine").exists()  # what a container writes stays in it
+    assert not later.exists()
+
+
+async def test_directories_on_the_way_keep_their_owner_and_mode(tmp_path, outside):
+    os.chown(outside, 1234, 4321)
+    (outside / "deep").mkdir()
+    (found,) = await said(tmp_path, [outside / "deep"], "stat", "-c", "%a %u %g", str(outside))
+    assert found == "711 1234 4321"
+
+
+async def test_what_one_container_does_to_its_devices_is_not_seen_in_another(tmp_path):
+    """They come from a layer that all containers of an agent have in common."""
+    runtime = Runtime(lambda _container: None)
+    seen = []
+    try:
+        for number, script in enumerate(("chmod 600 /dev/null; rm /dev/zero; stat -c %a /dev/*", "stat -c %a /dev/*")):
+            log = tmp_path / f"{number}.log"
+            container = Container("u", "main", number, tmp_path / str(number), log)
+            spec = {"argv": ["sh", "-c", f"{script}; echo end"], "env": {}, "hostname": "h", "mounts": []}
+            await runtime.start(container, spec)
+            async with asyncio.timeout(30):
+                while not log.exists() or not log.read_text().endswith("end\n"):
+                    await asyncio.sleep(0.02)
+            seen.append([line.split(" ", 3)[3] for line in log.read_text().splitlines()])
+    finally:
+        await runtime.close()
+    first, second = seen
+    assert first.count("600") == 1
+    assert second.count("600") == 0
+    assert len(second) == len(first) + 1
+    assert stat.S_IMODE(Path("/dev/null").stat().st_mode) == 0o666
