@@ -103,7 +103,8 @@ class Stack:
 def stack_at():
     """Makes stacks; whatever happens, they are stopped and release what they held."""
     stacks: list[Stack] = []
-    tmp_path = Path(tempfile.mkdtemp(prefix="moo-"))  # a short path: sockets end at 107 characters
+    # Beside the directory that it has by default, and a short path: sockets end at 107 characters.
+    tmp_path = Path(tempfile.mkdtemp(prefix="moo-", dir="/var/lib"))
 
     def make(name: str, *flags: str) -> Stack:
         stack = Stack(tmp_path / name, *flags)
