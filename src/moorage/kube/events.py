@@ -74,10 +74,18 @@ class Recorder:
     """Sends events in the background: in order for each object, several objects at a time.
 
     Use as `async with Recorder(client, "persistentvolume-controller")`. Leaving the block waits up to two seconds for
-    what has not been sent.
+    what has not been sent. With `per_second` no more Normal events than this are sent in a second: where hundreds of
+    objects move at once, telling of it must not take from the moving. Warnings do not wait.
     """
 
-    def __init__(self, client: Client, component: str, host: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        client: Client,
+        component: str,
+        host: str = "",
+        clock: Callable[[], float] = time.time,
+        per_second: float | None = None,
+    ) -> None:
         self._client = client
         self._component = component
         self._host = host
@@ -85,6 +93,9 @@ class Recorder:
         self._lanes: dict[str, deque[_Note]] = {}  # by object; a lane exists as long as its task does
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_IN_FLIGHT)
+        self._pause_s = 1 / per_second if per_second else 0.0
+        self._next_at = 0.0
+        self._is_leaving = asyncio.Event()
         self._waiting = 0
         self._at_rest = asyncio.Event()
         self._at_rest.set()
@@ -95,11 +106,13 @@ class Recorder:
 
     async def __aenter__(self) -> Self:
         self._is_open = True
+        self._is_leaving.clear()
         for lane in list(self._lanes):
             self._start(lane)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._is_leaving.set()
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self.flush()
@@ -153,6 +166,7 @@ class Recorder:
         while lane:
             note = lane.popleft()
             try:
+                await self._turn(note)
                 async with self._slots:
                     await self._send(key, note)
             except ApiError as error:
@@ -162,6 +176,21 @@ class Recorder:
             finally:
                 self._done()
         del self._lanes[key]
+
+    async def _turn(self, note: _Note) -> None:
+        """Return when a note may be sent; each has its time, in the order in which they came."""
+        if not self._pause_s or note.type != "Normal":
+            return
+        now = asyncio.get_running_loop().time()
+        at = max(now, self._next_at)
+        self._next_at = at + self._pause_s
+        if at <= now:
+            return
+        try:
+            async with asyncio.timeout_at(at):
+                await self._is_leaving.wait()
+        except TimeoutError:
+            return
 
     def _done(self) -> None:
         self._waiting -= 1

@@ -57,6 +57,7 @@ _GROW = {"expand": "MountVolume.NodeExpandVolume"}
 _STEPS = {"device": "MountVolume.MountDevice", "pod": "MountVolume.SetUp", **_GROW}  # as a kubelet calls them in events
 _BLOCK_STEPS = {"device": "MapVolume.SetUpDevice", "pod": "MapVolume.MapPodDevice", **_GROW}
 _DRIVERS_S = 1.0
+_EVENTS_PER_S = 20.0  # that pods have been started; a kubelet has 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,9 @@ async def run(config: AgentConfig, stop: asyncio.Event) -> None:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(Client(config.api, identity="moorage-node"))
             informers = Informers(client)
-            recorder = await stack.enter_async_context(Recorder(client, "kubelet", config.node_name))
+            recorder = await stack.enter_async_context(
+                Recorder(client, "kubelet", config.node_name, per_second=_EVENTS_PER_S)
+            )
             agent = Agent(config, client, informers, recorder)
             started = time.monotonic()
             agent.volumes.reconstruct()

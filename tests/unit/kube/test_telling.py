@@ -211,3 +211,23 @@ def test_a_name_of_full_length_makes_a_valid_event_name(tell):
         assert len(event["metadata"]["name"]) == 253
 
     tell(story)
+
+
+def test_of_many_things_that_go_well_some_are_told_later_but_none_that_does_not(virtual, fake):
+    async def story():
+        loop = asyncio.get_running_loop()
+        async with fake() as api, api.client() as client:
+            async with Recorder(client, "kubelet", per_second=20) as recorder:
+                for number in range(60):
+                    recorder.normal(about(f"p{number}"), "Started", "Started container")
+                recorder.warning(about("bad"), "FailedMount", "no such device")
+                begun = loop.time()
+                await asyncio.sleep(1.0)
+                told = [number for number in range(60) if events_of(api, f"p{number}")]
+                assert len(events_of(api, "bad")) == 1
+                assert told == list(range(len(told)))  # in the order in which they came
+                assert 15 <= len(told) <= 25
+            assert loop.time() - begun < 2.9  # whoever leaves does not wait for each one's turn
+            assert all(events_of(api, f"p{number}") for number in range(60))
+
+    virtual(story)
