@@ -34,8 +34,11 @@ async def main(kind: str, delay_s: float, count: int, command: list[str]) -> Non
         overheads.sort()
         print(f"{kind}: one pod: {overheads[2] * 1000:.0f} ms over the driver's own time (median of 5, goal < 150 ms)")
 
+        await bench.rest()
         total = await bench.bare(count, at_once=1)
+        await bench.rest()
         at_once = await bench.bare(count)
+        await bench.rest()
         before = bench.cpu_s()
         started = time.monotonic()
         await bench.pods([f"c{number}" for number in range(count)])
