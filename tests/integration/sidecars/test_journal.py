@@ -76,3 +76,141 @@ async def test_a_lease_that_others_have_filled_is_not_written_too_large(lab):
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+
+
+PATIENCE_S = 300.0
+
+
+class Time:
+    """A wall clock and a timer that go on only when told."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def timer(self):
+        return self.now
+
+    def clock(self):
+        return self.now + 1_700_000_000.0
+
+
+def instance(lab, time):
+    """A journal of a further instance, on the lease `j`; nothing happens in it unless the test calls it."""
+    return Journal(lab.client, "j", "default", patience_s=PATIENCE_S, clock=time.clock, timer=time.timer)
+
+
+async def note(journal, uid="u1"):
+    await asyncio.gather(journal.note(uid, attempt()), journal.look())
+
+
+async def test_a_living_instances_note_outlives_every_other_instances_interest_in_it(lab):
+    """The other one has taken it in, has long been done with the attempt, and looks again and again."""
+    time = Time()
+    working, other = instance(lab, time), instance(lab, time)
+    await working.load()
+    await note(working)
+    assert set(await other.load()) == {"u1"}
+    for _ in range(40):
+        time.now += PATIENCE_S / 4
+        await working.look()
+        await other.look()
+        assert other.abandoned("u1") == []
+        other.forget("u1", other.abandoned("u1"))
+        assert working.has("u1")
+        assert len(await notes(lab, "j")) == 1
+
+
+async def test_a_note_is_not_removed_when_its_writer_comes_back_before_the_write(lab):
+    """It was asleep for longer than others are patient, and wakes up between their decision and their write."""
+    time = Time()
+    asleep, other = instance(lab, time), instance(lab, time)
+    await asleep.load()
+    await note(asleep)
+    await other.load()
+    time.now += PATIENCE_S
+    left = other.abandoned("u1")
+    assert len(left) == 1
+    other.forget("u1", left)
+    await asleep.look()  # renews the note, on the server, where the other one has not looked since
+    await other.look()
+    assert len(await notes(lab, "j")) == 1
+    assert other.abandoned() == []
+
+
+async def test_an_instance_whose_note_was_removed_knows_that_it_needs_another(lab):
+    time = Time()
+    asleep, other = instance(lab, time), instance(lab, time)
+    await asleep.load()
+    await note(asleep)
+    await other.load()
+    time.now += PATIENCE_S
+    other.forget("u1", other.abandoned("u1"))
+    await other.look()
+    assert await notes(lab, "j") == set()
+    assert not asleep.has("u1")
+    await note(asleep)
+    assert asleep.has("u1")
+    assert len(await notes(lab, "j")) == 1
+
+
+async def test_a_note_is_good_for_a_call_only_while_it_is_fresh(lab):
+    time = Time()
+    journal = instance(lab, time)
+    await journal.load()
+    await note(journal)
+    time.now += PATIENCE_S / 2 - 1
+    assert journal.has("u1")
+    time.now += 1
+    assert not journal.has("u1")
+    journal.forget("u1")
+    await note(journal)
+    journal.forget("u1")
+    assert not journal.has("u1"), "it is to be removed with the next write"
+
+
+async def test_an_instance_learns_what_another_left_that_came_and_died_later(lab):
+    time = Time()
+    survivor, later = instance(lab, time), instance(lab, time)
+    assert await survivor.load() == {}
+    await later.load()
+    await note(later)
+    await survivor.look()
+    time.now += PATIENCE_S - 1
+    await survivor.look()
+    assert survivor.abandoned() == []
+    time.now += 1
+    await survivor.look()
+    left = survivor.abandoned()
+    assert set(survivor.read(left)) == {"u1"}
+    survivor.forget("u1", left)
+    assert survivor.abandoned() == []
+    await survivor.look()
+    assert await notes(lab, "j") == set()
+
+
+async def test_a_note_of_another_version_is_kept_while_its_writer_may_live(lab):
+    time = Time()
+    strange = {"metadata": {"name": "j", "annotations": {f"{PREFIX}u1.new": "1700001000.0:of a later version"}}}
+    await lab.client.create(Lease, strange | {"spec": {}}, "default")
+    journal = instance(lab, time)
+    assert await journal.load() == {}
+    await note(journal, "u2")
+    assert len(await notes(lab, "j")) == 2
+    time.now += PATIENCE_S
+    assert journal.read(journal.abandoned()) == {}
+    await journal.look()
+    assert {key.partition(".new")[1] for key in await notes(lab, "j")} == {""}
+
+
+async def test_leaving_removes_what_is_over_although_others_have_written_since(lab):
+    leaving, other = (Journal(lab.client, "j", "default") for _ in range(2))
+    await leaving.load()
+    await note(leaving)
+    await other.load()
+    writing = asyncio.create_task(leaving.run())
+    await asyncio.sleep(0)
+    leaving.forget("u1")
+    await note(other, "u2")
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    assert {key.removeprefix(PREFIX).partition(".")[0] for key in await notes(lab, "j")} == {"u2"}

@@ -24,6 +24,7 @@ from moorage.sidecars.provisioner import volume as volumes
 from moorage.sidecars.provisioner.attempt import Attempt
 from moorage.sidecars.provisioner.decide import class_name_of, state_after, volume_name, why_not_provision
 from moorage.sidecars.provisioner.journal import Journal
+from moorage.sidecars.provisioner.others import Note
 from moorage.sidecars.provisioner.ownership import Ownership
 from moorage.sidecars.provisioner.prepare import Preparer
 from moorage.sidecars.provisioner.protection import SourceProtection
@@ -53,13 +54,13 @@ class ClaimWorker:
         self._slow: SlowSet[tuple[str, str]] = SlowSet(_INFEASIBLE_S)
         self.waiting: set[str] = set()  # claims that failed for something of the cluster, which may change
         self._uncertain: set[str] = set()  # an earlier call for the claim may have made a volume
-        self._again: dict[str, tuple[float, Attempt]] = {}
+        self._covered: dict[str, list[Note]] = {}  # others' notes that an end of the attempt begun last may remove
         self.attempts: dict[str, Attempt] = {}
 
     async def sync(self, uid: str) -> float | None:
         """Take one claim a step further; the queue brings it back when this raises or returns seconds."""
         self.waiting.discard(uid)
-        attempt = self.attempts.get(uid) or self._due_again(uid)
+        attempt = self.attempts.get(uid)
         if attempt is None:
             claim = self._claim(uid)
             if claim is None:
@@ -78,7 +79,8 @@ class ClaimWorker:
             if wait_s is None or wait_s > 0:
                 return wait_s
             return await self._begin(claim, storage_class)
-        if any(_is_settled(volume) for volume in self._saved(uid)):
+        self._covered[uid] = self._journal.abandoned(uid)
+        if await self._is_settled(uid):
             self._end(uid)
             return None
         if not self._journal.has(uid):
@@ -91,6 +93,14 @@ class ClaimWorker:
             self.attempts.setdefault(uid, attempt)
         self._uncertain.update(self.attempts)
         for uid in self.attempts:
+            self._queue.add(uid)
+
+    def take_over(self, notes: list[Note]) -> None:
+        """Carry out once more what other instances had noted that are gone; what is open here already just goes on."""
+        self._uncertain.update(note.uid for note in notes if note.uid in self.attempts)
+        for uid, attempt in self._journal.read(note for note in notes if note.uid not in self.attempts).items():
+            self.attempts[uid] = attempt
+            self._uncertain.add(uid)
             self._queue.add(uid)
 
     async def _begin(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> float | None:
@@ -193,7 +203,8 @@ class ClaimWorker:
         if saved is None:
             raise ProvisionError(f"PersistentVolume {attempt.name} came and went", State.BACKGROUND)
         self._context.volumes.remember(saved)
-        if saved.is_deleting or saved.status.phase in ("Released", "Failed"):
+        is_released = saved.status.phase in ("Released", "Failed")
+        if saved.is_deleting or (is_released and saved.spec.persistent_volume_reclaim_policy == "Delete"):
             # Its volume may be deleted already, and then ours is a new one, perhaps under the same id: it must get
             # its own object once this one is gone, or nobody would ever delete it.
             raise ProvisionError(f"an earlier PersistentVolume {attempt.name} is still being deleted", State.BACKGROUND)
@@ -262,26 +273,24 @@ class ClaimWorker:
         found = self._context.volumes.at("claim", uid)
         return [v for v in found if v.name == name or v.annotations.get(names.PROVISIONED_BY) == driver]
 
+    async def _is_settled(self, uid: str) -> bool:
+        """Whether the claim's volume is saved and bound. The server is asked as well, for what we have seen may be old:
+        another instance may have deleted that volume meanwhile, and an earlier call of ours made it anew."""
+        for volume in self._saved(uid):
+            if _is_bound(volume):
+                found = await self._context.client.find(PersistentVolume, volume.name)
+                if found is not None and found.uid == volume.uid and _is_bound(found):
+                    return True
+        return False
+
     def _end(self, uid: str) -> None:
-        attempt = self.attempts.pop(uid, None)
         self._uncertain.discard(uid)
-        wait_s = self._journal.forget(uid) if attempt is not None else 0.0
-        if attempt is not None and wait_s > 0:
-            self._again[uid] = (time.monotonic() + wait_s, attempt)
-            self._queue.add_after(uid, wait_s)
-
-    def _due_again(self, uid: str) -> Attempt | None:
-        """An attempt that another instance had begun too, to be carried out once more now that it is over there."""
-        due, attempt = self._again.get(uid, (0.0, None))
-        if attempt is None or time.monotonic() < due:
-            return None
-        del self._again[uid]
-        self.attempts[uid] = attempt
-        self._uncertain.add(uid)
-        return attempt
+        covered = self._covered.pop(uid, [])
+        if self.attempts.pop(uid, None) is not None:
+            self._journal.forget(uid, covered)
 
 
-def _is_settled(volume: PersistentVolume) -> bool:
+def _is_bound(volume: PersistentVolume) -> bool:
     """Saved, bound and in no danger: nothing that an earlier call may have made can be lost any more."""
     return volume.status.phase == "Bound" and not volume.is_deleting
 

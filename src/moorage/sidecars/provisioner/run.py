@@ -13,6 +13,7 @@ from moorage.sidecars.provisioner.journal import Journal
 from moorage.sidecars.provisioner.protection import SourceProtection
 from moorage.sidecars.provisioner.volumes import VolumeWorker
 from moorage.sidecars.roles import Role
+from moorage.sidecars.settings import Settings
 
 
 class Provisioner:
@@ -24,9 +25,8 @@ class Provisioner:
         self._volumes = context.queue("volumes")
         self._sources = context.queue("clone-sources")
         self._events = context.recorder(f"{context.driver.name}_{context.around.hostname}_{uuid.uuid4()}")
-        settings = context.settings
-        foreign_s = 0.0 if settings.leader_election or settings.node_deployment else settings.retry_interval_max_s
-        self._journal = Journal(context.client, _journal_name(context), _namespace(context), foreign_s=foreign_s)
+        patience_s = _patience_s(context.settings)
+        self._journal = Journal(context.client, _journal_name(context), _namespace(context), patience_s=patience_s)
         self._journal.is_enabled = context.settings.intent_journal
         self._claim_worker = ClaimWorker(context, self._claims, self._events, self._journal)
         self._volume_worker = VolumeWorker(context, self._events)
@@ -42,7 +42,7 @@ class Provisioner:
         self._look_at_everything()
         workers = settings.workers_for(Role.PROVISIONER)
         async with self._events, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._journal.run(), name="intent-journal")
+            tasks.create_task(self._journal.run(self._claim_worker.take_over), name="intent-journal")
             tasks.create_task(self._claims.run(self._claim_worker.sync, workers), name="claims")
             tasks.create_task(self._volumes.run(self._volume_worker.sync, workers), name="volumes")
             if context.driver.capabilities.controller("CLONE_VOLUME"):
@@ -118,6 +118,14 @@ class Provisioner:
         while True:
             await asyncio.sleep(self._context.settings.snapshot_orphan_sweep_interval_s)
             await self._protection.sweep()
+
+
+def _patience_s(settings: Settings) -> float:
+    """How long another instance's note stays as it is before its writer counts as gone; 0 when it is, for there is one
+    instance only. Half of it must be enough for a call: see `Journal.has`."""
+    if settings.leader_election or settings.node_deployment:
+        return 0.0
+    return max(settings.retry_interval_max_s, 2 * settings.timeout_for(Role.PROVISIONER))
 
 
 def _journal_name(context: Context) -> str:
