@@ -50,7 +50,7 @@ class Caller:
     def __init__(self, client: CsiClient, base: Path) -> None:
         self.client = client
         self.base = base
-        self._targets: list[tuple[str, str]] = []
+        self._targets: dict[tuple[str, str], None] = {}  # each once, however often it was tried; in this order
         self._staged: set[tuple[str, str]] = set()
 
     def staging(self, volume_id: str) -> str:
@@ -113,7 +113,7 @@ class Caller:
         context: Mapping[str, str] | None = None,
     ) -> Path:
         path = path or self.target(volume_id, pod)
-        self._targets.append((volume_id, path))
+        self._targets[volume_id, path] = None
         request = pb.NodePublishVolumeRequest(
             volume_id=volume_id,
             staging_target_path=self.staging(volume_id),
