@@ -76,8 +76,15 @@ class Stack:
 
     def log_of(self, pod: str, text: str) -> str:
         """The pod's log, once it has said `text`."""
-        self.wait(lambda: text in self.kubectl("logs", pod, check=False), f"pod {pod} to say {text!r}")
-        return self.kubectl("logs", pod)
+        log = ""
+
+        def said() -> bool:
+            nonlocal log
+            log = self.kubectl("logs", pod, check=False)
+            return text in log
+
+        self.wait(said, f"pod {pod} to say {text!r}")
+        return log
 
     def ready(self, pod: str) -> None:
         self.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=60s")

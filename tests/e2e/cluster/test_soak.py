@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +15,7 @@ pytestmark = [
 ]
 
 OPERATIONS = int(os.environ.get("MOORAGE_SOAK_OPERATIONS", "300"))
+PEOPLE = 2  # who work on the cluster at the same time, each on what is theirs
 MOST_CLAIMS = 6
 
 POD = """
@@ -63,18 +65,19 @@ class Claim:
 
 
 class Soak:
-    """The model beside the cluster: what each claim and snapshot must hold."""
+    """One person at work, and the model beside the cluster: what each of their claims and snapshots must hold."""
 
-    def __init__(self, stack, seed: int) -> None:
+    def __init__(self, stack, person: int, seed: int) -> None:
         self.stack = stack
-        self.random = random.Random(seed)
+        self.person = "ab"[person]
+        self.random = random.Random(seed + person)
         self.claims: dict[str, Claim] = {}
         self.snapshots: dict[str, Claim] = {}
         self.count = 0
 
     def fresh(self, prefix: str) -> str:
         self.count += 1
-        return f"{prefix}{self.count}"
+        return f"{prefix}-{self.person}{self.count}"
 
     def run_pod(self, name: str, documents: str = "") -> None:
         """Start a pod on the claim: it must find exactly the words that were acknowledged, and adds one."""
@@ -168,15 +171,22 @@ class Soak:
         self.random.choice(choices)()
         return None
 
+    def work(self) -> int:
+        """Do this person's share of the operations, read back what is left, and return how many objects there were."""
+        for _ in range(OPERATIONS // PEOPLE):
+            self.step()
+        for name in list(self.claims):
+            self.stop_pod(name)
+            self.run_pod(name)
+        return self.count
+
 
 def test_hundreds_of_random_operations_leave_nothing_and_lose_nothing(stack_at):
     stack = stack_at("soak", "--nodes", "2", "--pool-size", "4Gi")
-    soak = Soak(stack, seed=int(os.environ.get("MOORAGE_SOAK_SEED", "7")))
-    for _ in range(OPERATIONS):
-        soak.step()
-    for name in list(soak.claims):
-        soak.stop_pod(name)
-        soak.run_pod(name)
+    seed = int(os.environ.get("MOORAGE_SOAK_SEED", "7"))
+    people = [Soak(stack, person, seed) for person in range(PEOPLE)]
+    with ThreadPoolExecutor(PEOPLE) as threads:
+        made = sum(threads.map(Soak.work, people))
     stack.kubectl("delete", "pods", "--all")
     stack.kubectl("delete", "volumesnapshots", "--all", "--wait=false")
     stack.kubectl("delete", "pvc", "--all", "--wait=false")
@@ -186,4 +196,4 @@ def test_hundreds_of_random_operations_leave_nothing_and_lose_nothing(stack_at):
         lambda: not [*(pool / "volumes").iterdir(), *(pool / "snapshots").iterdir(), *(pool / "tmp").iterdir()],
         "the pool to be empty",
     )
-    assert soak.count > OPERATIONS // 2
+    assert made > OPERATIONS // 2
