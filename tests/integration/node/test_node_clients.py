@@ -213,7 +213,7 @@ async def test_the_official_client_has_a_terminal(lab, api):
     from kubernetes.stream import stream
 
     await lab.start_agent()
-    await lab.pod(claim="")
+    await lab.pod(claim="", container={"securityContext": {"runAsUser": 65534}})
     await lab.phase("p1", "Running")
 
     def in_terminal():
@@ -222,14 +222,14 @@ async def test_the_official_client_has_a_terminal(lab, api):
             stdin=True, stdout=True, stderr=True, tty=True, _preload_content=False,
         )  # fmt: skip
         session.write_channel(4, '{"Width":99,"Height":33}')
-        session.write_stdin("stty size; test -t 0 && echo yes-it-is\nexit 4\n")
+        session.write_stdin("stty size; test -t 0 && echo yes-it-is; stat -c %u $(tty)\nexit 4\n")
         session.run_forever(timeout=60)
         said = session.read_stdout(), session.returncode
         session.sock.shutdown()
         return said
 
     text, code = await asyncio.to_thread(in_terminal)
-    assert "33 99\r\nyes-it-is\r\n" in text
+    assert "33 99\r\nyes-it-is\r\n65534\r\n" in text  # found under its name, and the program's own
     assert code == 4
     await lab.delete("p1")
     await lab.gone("p1")

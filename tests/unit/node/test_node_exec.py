@@ -3,16 +3,22 @@
 import asyncio
 import json
 import os
+import pty
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from moorage.node.pods.runtime import ContainerFailed
+from moorage.node.pods.runtime import Container, ContainerFailed
 from moorage.node.serve import exec as execution
+from moorage.node.serve import terminal
 from moorage.node.serve.exec import PROTOCOLS, ExecOptions, serve_exec
 from moorage.node.testing import until
+
+CONTAINER = Container("u", "main", 0, Path("/nowhere"), Path("/nowhere.log"))
 
 
 class Reply:
@@ -64,7 +70,7 @@ async def run():
     runtime, wanted = Runtime(), []
 
     async def handle(request):
-        return await serve_exec(request, runtime, None, {}, wanted[-1])
+        return await serve_exec(request, runtime, CONTAINER, {}, wanted[-1])
 
     app = web.Application()
     app.router.add_route("*", "/exec", handle)
@@ -169,7 +175,7 @@ async def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
     monkeypatch.setattr(execution, "_QUIET_S", 0.01)
     socket, runtime = SlowSocket(), Runtime()
     program = f"{sys.executable} -c \"print('x' * 60_000, end='')\""  # as much as a pipe holds: it ends at once
-    session = asyncio.create_task(execution._Session(socket, shell(program)).run(runtime, None, {}))
+    session = asyncio.create_task(execution._Session(socket, shell(program)).run(runtime, CONTAINER, {}))
     done, _ = await asyncio.wait({session}, timeout=1.0)  # many times as long as a quiet program is waited for
     assert not done
     socket.go_on.set()
@@ -211,3 +217,47 @@ async def test_an_older_kubectl_is_told_which_one_it_takes(run):
         assert "kubectl 1.31 or later" in body["message"]
     async with run.client.get("/exec") as answer:
         assert answer.status == 400
+
+
+async def test_a_place_that_does_not_answer_gives_a_terminal_of_the_host_and_leaks_nothing(monkeypatch):
+    before, late = open_files(), threading.Event()
+
+    def slow(_pid, _owner):
+        late.wait(60)
+        return pty.openpty()
+
+    monkeypatch.setattr(terminal, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(terminal, "_open_inside", slow)
+    master, slave = await terminal.open_terminal(1, 0)
+    os.write(master, b"typed\n")
+    assert os.read(slave, 100) == b"typed\n"
+    asking = asyncio.create_task(terminal.open_terminal(1, 0))
+    await asyncio.sleep(0)
+    asking.cancel()  # the client went away
+    await asyncio.gather(asking, return_exceptions=True)
+    for fd in (master, slave):
+        os.close(fd)
+    late.set()
+    await until(lambda: open_files() == before, what="both late ones closed")
+
+
+async def test_what_is_no_terminal_is_not_taken_for_one(tmp_path, monkeypatch):
+    """A container may have made anything of its files; a link is not followed, a file is not written to."""
+    (tmp_path / "dev" / "pts").mkdir(parents=True)
+    real_open = os.open
+    monkeypatch.setattr(
+        terminal.os, "open", lambda path, flags: real_open(tmp_path if path == "/proc/7/root" else path, flags)
+    )
+    ptmx = tmp_path / "dev" / "pts" / "ptmx"
+    before = open_files()
+    a_link, a_file, a_pipe = (
+        lambda: ptmx.symlink_to("/dev/ptmx"),
+        lambda: ptmx.write_text("mine"),
+        lambda: os.mkfifo(ptmx),
+    )
+    for make, words in ((a_link, "symbolic links"), (a_file, "ioctl"), (a_pipe, "ioctl")):
+        make()
+        with pytest.raises(OSError, match=words):
+            terminal._open_inside(7, 0)
+        ptmx.unlink()
+    assert open_files() == before

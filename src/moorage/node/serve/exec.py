@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pty
 import struct
 import termios
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from aiohttp import WSMsgType, web
 
 from moorage.log import get_logger
 from moorage.node.pods.runtime import Container, ContainerFailed, Reply, Runtime
+from moorage.node.serve.terminal import open_terminal
 
 log = get_logger(__name__)
 
@@ -31,6 +31,9 @@ NEEDS_WEB_SOCKET = (
     "kubectl 1.31 or later is needed to exec here (or another client that uses WebSocket with v5.channel.k8s.io or "
     "v4.channel.k8s.io): SPDY, which older ones use, is not served"
 )
+
+# Descriptors for the program, descriptors to close later, and (descriptor, channel) to read from.
+_Streams = tuple[list[int], list[int], list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class _Session:
         self._sending = 0
 
     async def run(self, runtime: Runtime, container: Container, spec: Mapping[str, Any]) -> int:
-        theirs, ours, outputs = self._streams()
+        theirs, ours, outputs = await self._terminal_of(container, spec) if self._options.tty else self._pipes()
         kept = ("env", "uid", "gid", "groups", "cwd", "cgroups", "privileged", "no_new_privileges", "capabilities")
         request = {key: spec[key] for key in kept if key in spec}
         request |= {"argv": list(self._options.argv), "tty": self._options.tty}
@@ -137,13 +140,13 @@ class _Session:
             if not unfinished or reader.done() or (sent == self._sent and not self._sending):
                 return
 
-    def _streams(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """Descriptors for the program, descriptors to close later, and (descriptor, channel) to read from."""
-        if self._options.tty:
-            master, slave = pty.openpty()
-            os.set_blocking(master, False)
-            self._terminal = self._input = master
-            return [slave, slave, slave], [master], [(master, _STDOUT)]
+    async def _terminal_of(self, container: Container, spec: Mapping[str, Any]) -> _Streams:
+        master, slave = await open_terminal(int(container.state.get("pid") or 0), int(spec.get("uid") or 0))
+        os.set_blocking(master, False)
+        self._terminal = self._input = master
+        return [slave, slave, slave], [master], [(master, _STDOUT)]
+
+    def _pipes(self) -> _Streams:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         theirs, ours, outputs = [null, null, null], [], []
         if self._options.stdin:

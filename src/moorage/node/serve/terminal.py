@@ -1,0 +1,63 @@
+"""A terminal for a program that is run in a container.
+
+Owns: making one in the container's own `/dev/pts`, where the program finds it under its name.
+Start reading at: `open_terminal`.
+"""
+
+import asyncio
+import fcntl
+import os
+import pty
+import struct
+
+from moorage.host import libc
+from moorage.log import get_logger
+from moorage.node.threads import in_thread
+
+log = get_logger(__name__)
+
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+_PATIENCE_S = 5.0
+
+
+async def open_terminal(pid: int, owner: int) -> tuple[int, int]:
+    """Both sides of a new terminal, the program's second. Where the container has no `/dev/pts` that answers, it is one
+    of the host's: the program can use it just as well, but not look it up."""
+    opening = asyncio.create_task(in_thread(_open_inside, pid, owner))
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            return await asyncio.shield(opening)
+    except TimeoutError:
+        reason = "it does not answer"
+    except OSError as error:
+        reason = str(error)
+    finally:
+        if not opening.done():
+            opening.add_done_callback(_close)
+    log.info("terminal is one of the host's", pid=pid, reason=reason)
+    return pty.openpty()
+
+
+def _open_inside(pid: int, owner: int) -> tuple[int, int]:
+    """No link is followed: the container has made its files, and they must not lead out of it."""
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        master = libc.openat2(root, "dev/pts/ptmx", flags | os.O_NONBLOCK, libc.BENEATH | libc.NO_SYMLINKS)
+    finally:
+        os.close(root)
+    try:
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        slave = fcntl.ioctl(master, _TIOCGPTPEER, flags)
+    except BaseException:
+        os.close(master)
+        raise
+    os.fchown(slave, owner, -1)
+    return master, slave
+
+
+def _close(opening: "asyncio.Task[tuple[int, int]]") -> None:
+    """Nobody waits for it any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        for fd in opening.result():
+            os.close(fd)
