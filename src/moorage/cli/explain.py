@@ -14,7 +14,7 @@ from moorage.insight.explain import Story, explain_all
 from moorage.insight.explain import explain as explain_one
 from moorage.insight.following import Follower
 from moorage.kube import config
-from moorage.kube.client import Client
+from moorage.kube.client import TRIES, TRIES_FOR_A_PERSON, Client
 
 app = typer.Typer()
 
@@ -49,7 +49,8 @@ def explain(
 
 
 async def _explain(reference: str, namespace: str, kubeconfig: str, watch: bool, output: str) -> None:
-    async with Client(config.load(kubeconfig or None), identity="moorage-explain") as client:
+    tries = TRIES if watch else TRIES_FOR_A_PERSON
+    async with Client(config.load(kubeconfig or None), identity="moorage-explain", tries=tries) as client:
         if not reference:
             _print_all(await explain_all(client), output)
             return

@@ -18,7 +18,7 @@ from moorage.insight.gc import Finding, plan
 from moorage.insight.gc_execute import Removal, remove_all
 from moorage.insight.gc_observe import observe
 from moorage.kube import config
-from moorage.kube.client import Client
+from moorage.kube.client import TRIES, TRIES_FOR_A_PERSON, Client
 from moorage.storage import InvalidValue, Pool
 from moorage.storage.guests import open_pool
 from moorage.storage.mutable import seconds_from
@@ -96,7 +96,10 @@ async def _gc(
     pools: Sequence[Pool], api: config.ApiConfig | None, driver: str, node: str, grace_s: float, yes: bool
 ) -> tuple[list[Finding], list[Removal]]:
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(api, identity="moorage-gc")) if api is not None else None
+        client = None
+        if api is not None:
+            tries = TRIES if yes else TRIES_FOR_A_PERSON
+            client = await stack.enter_async_context(Client(api, identity="moorage-gc", tries=tries))
         world = await observe(pools, client, driver, node)
         findings = plan(world, grace_s)
         return findings, await remove_all(findings, world, pools, client) if yes else []

@@ -17,7 +17,7 @@ from moorage.insight.records import local_clock
 from moorage.insight.trace import Step, Trace
 from moorage.insight.trace import trace as trace_one
 from moorage.kube import config
-from moorage.kube.client import Client
+from moorage.kube.client import TRIES_FOR_A_PERSON, Client
 
 app = typer.Typer()
 
@@ -58,7 +58,8 @@ def trace(
 
 
 async def _trace(reference: str, namespace: str, kubeconfig: str, logs: Path | None) -> Trace:
-    async with Client(config.load(kubeconfig or None), identity="moorage-trace") as client:
+    api = config.load(kubeconfig or None)
+    async with Client(api, identity="moorage-trace", tries=TRIES_FOR_A_PERSON) as client:
         return await trace_one(client, reference, namespace or client.namespace, logs)
 
 

@@ -27,14 +27,15 @@ from moorage.kube.transport import open_session, was_surely_not_sent
 from moorage.kube.wire import Codec, Page, WatchEvent, error_of, lines_of
 from moorage.log import get_logger
 
-__all__ = ["Client", "ObjectList", "PatchType", "WatchEvent", "newest"]
+__all__ = ["TRIES", "TRIES_FOR_A_PERSON", "Client", "ObjectList", "PatchType", "WatchEvent", "newest"]
 
 log = get_logger(__name__)
 
 T = TypeVar("T", bound=KubeObject)
 
 _PAGE = 1000
-_TRIES = 5
+TRIES = 5  # four seconds: a server that restarts is back
+TRIES_FOR_A_PERSON = 3  # a quarter of a second: who waits at a terminal is told soon
 _LONGEST_WAIT_S = 30.0
 _DEFAULT_TIMEOUT_S = 60.0
 _AT_ONCE = 100  # requests in flight, watches not counted; a unix socket takes 128 connections in one go
@@ -70,8 +71,17 @@ class _NoAnswer(Unavailable):
 class Client:
     """One connection pool to one API server. Use as `async with Client(config) as client`."""
 
-    def __init__(self, config: ApiConfig, *, qps: float = 0.0, burst: int = 0, identity: str = "moorage") -> None:
+    def __init__(
+        self,
+        config: ApiConfig,
+        *,
+        qps: float = 0.0,
+        burst: int = 0,
+        identity: str = "moorage",
+        tries: int = TRIES,
+    ) -> None:
         self._config = config
+        self._tries = tries
         self._identity = identity
         self._limiter = Limiter(qps, burst or max(1, int(qps * 2)))
         self._host = config.unix_socket or config.server.partition("://")[2]
@@ -254,7 +264,7 @@ class Client:
         503 with Retry-After), did not accept the token (401, once, with a fresh one) or cannot have seen them."""
         data = msgspec.json.encode(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, self._tries + 1):
             wait_s = min(5.0, 0.05 * 4 ** (attempt - 1)) * random.uniform(0.8, 1.2)
             try:
                 async with (
@@ -270,7 +280,7 @@ class Client:
                     wait_s = 0.0 if error.status == 401 else max(wait_s, asked_s or 0.0)
             except _NoAnswer as failure:
                 error, may_repeat = failure, not failure.is_final and (failure.unsent or method in _READS)
-            if not may_repeat or attempt == _TRIES:
+            if not may_repeat or attempt == self._tries:
                 raise error
             log.debug("request is tried again", method=method, path=path, reason=str(error), seconds=wait_s)
             metrics.observe_retry(method, self._host, error.status)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moorage.kube.client import PatchType
+from moorage.kube.client import TRIES_FOR_A_PERSON, PatchType
 from moorage.kube.errors import (
     AlreadyExists,
     BadRequest,
@@ -67,13 +67,14 @@ def test_an_absurd_retry_after_does_not_hang_the_caller(virtual, fake, fault):
     virtual(story)
 
 
-def test_the_server_that_always_says_429_is_given_up_on(virtual, fake, fault):
+@pytest.mark.parametrize(("options", "tries"), [({}, 5), ({"tries": TRIES_FOR_A_PERSON}, 3)])
+def test_the_server_that_always_says_429_is_given_up_on(virtual, fake, fault, options, tries):
     async def story():
-        async with fake() as api, api.client() as client:
+        async with fake() as api, api.client(**options) as client:
             api.faults.extend(fault(429, {"Retry-After": "1"}) for _ in range(20))
             with pytest.raises(TooManyRequests):
                 await client.create(ConfigMap, {"metadata": {"name": "a"}}, "ns")
-            assert len(api.requests("POST")) == 5
+            assert len(api.requests("POST")) == tries
 
     virtual(story)
 
