@@ -40,7 +40,11 @@ async def test_a_claim_that_asks_for_more_gets_it(lab):
     assert claim.annotations["volume.kubernetes.io/node-expansion-not-required"] == "true"
     volume = await lab.client.get(PersistentVolume, claim.spec.volume_name)
     assert bytes_of(volume.spec.capacity["storage"]) == 2 * GI
-    assert await lab.events("VolumeResizeSuccessful")
+
+    async def is_told():
+        return await lab.events("VolumeResizeSuccessful")
+
+    assert await lab.until(is_told)
 
 
 async def test_the_node_finishes_what_it_must_and_the_old_size_is_forgotten(lab):
