@@ -68,7 +68,7 @@ async def test_any_failure_of_create_is_told_and_tried_again(lab, code):
     assert {request.SerializeToString(deterministic=True) for request in requests} == {
         requests[0].SerializeToString(deterministic=True)
     }
-    [event] = await lab.events("ProvisioningFailed")
+    [event] = await lab.until(lambda: lab.events("ProvisioningFailed"))
     assert code in event.message
     assert event.message.endswith("retried with growing pauses of 0.05s to 0.4s")
     assert event.type == "Warning"
@@ -226,7 +226,8 @@ async def test_a_volume_that_is_too_small_is_deleted_again(lab):
     lab.driver.makes_small_by = 0
     await lab.bound("data")
     await lab.nothing_left()
-    assert any("fewer than" in event.message for event in await lab.events("ProvisioningFailed"))
+    events = await lab.until(lambda: lab.events("ProvisioningFailed"))
+    assert any("fewer than" in event.message for event in events)
 
 
 async def test_secrets_and_metadata_reach_the_driver_and_the_volume_names_them(lab):
@@ -369,7 +370,7 @@ async def test_any_failure_of_delete_is_told_and_tried_again(lab, code):
     await lab.client.delete(PersistentVolumeClaim, "data", "default")
     await lab.gone()
     assert lab.driver.count("DeleteVolume") == 3
-    [event] = await lab.events("VolumeFailedDelete")
+    [event] = await lab.until(lambda: lab.events("VolumeFailedDelete"))
     assert code in event.message
 
 

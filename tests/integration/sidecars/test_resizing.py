@@ -76,7 +76,7 @@ async def test_a_failed_expansion_is_told_and_tried_again(lab, code):
     await grown(lab, "2Gi")
     await has_size(lab, 2 * GI)
     assert lab.driver.count("ControllerExpandVolume") == 3
-    events = await lab.events("VolumeResizeFailed")
+    events = await lab.until(lambda: lab.events("VolumeResizeFailed"))
     assert code in events[0].message
 
 
