@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -22,6 +23,7 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE / "stage"))
 
 INPUTS = ("src/moorage", "deploy/image", "requirements.txt")
+CACHE = Path(tempfile.gettempdir()) / "moorage-image-cache"
 
 
 def _digest_of_inputs() -> str:
@@ -43,31 +45,41 @@ def _one_at_a_time(what: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def image_archive(cannot_run) -> Path:
-    """What `make image` makes; built when its inputs have changed. MOORAGE_IMAGE names another to be tested."""
-    with _one_at_a_time("image"):
-        return _image_archive(cannot_run)
-
-
-def _image_archive(cannot_run: Callable[[str], NoReturn]) -> Path:
+def images(request, cannot_run, tmp_path_factory) -> dict[str, Path]:
+    """Archives that are built, side by side, when their inputs have changed: `this` is what `make image` makes, `next`
+    is there when a test of this run wants it. MOORAGE_IMAGE names another to be tested."""
+    digest = _digest_of_inputs()
     if given := os.environ.get("MOORAGE_IMAGE"):
-        return Path(given)
-    if os.geteuid() != 0:
+        made = {"this": lambda: Path(given)}
+    elif os.geteuid() != 0:
         pytest.skip("needs root, to unpack packages")
-    if shutil.which("mmdebstrap") is None:
+    elif shutil.which("mmdebstrap") is None:
         cannot_run("there is no mmdebstrap: the image cannot be made here; scripts/prepare dev installs it")
-    return _built(ROOT, f"{_digest_of_inputs()}.oci.tar")
+    else:
+        made = {"this": lambda: _built(ROOT, f"{digest}.oci.tar")}
+    if any("next_oci" in item.fixturenames for item in request.session.items):
+        tree = tmp_path_factory.mktemp("next version")
+        known = Path(given) if given else CACHE / f"{digest}.oci.tar"
+        epoch = _epoch_of(Oci(known)) if known.exists() else _epoch_of_inputs()
+        made["next"] = lambda: _built_next(tree, f"{digest}-next.oci.tar", epoch)
+    with _one_at_a_time("image"), ThreadPoolExecutor() as threads:
+        running = {name: threads.submit(make) for name, make in made.items()}
+        return {name: future.result() for name, future in running.items()}
+
+
+@pytest.fixture(scope="session")
+def image_archive(images) -> Path:
+    return images["this"]
 
 
 def _built(tree: Path, name: str, umask: int = 0o022, **environment: str) -> Path:
     """The image of a tree, from the last run if that made it."""
-    cache = Path(tempfile.gettempdir()) / "moorage-image-cache"
-    cache.mkdir(exist_ok=True, mode=0o700)
-    archive = cache / name
+    CACHE.mkdir(exist_ok=True, mode=0o700)
+    archive = CACHE / name
     if not archive.exists():
-        for old in cache.glob("*.oci.tar"):
+        for old in CACHE.glob("*.oci.tar"):
             if old.name[:16] != name[:16]:
-                old.unlink()
+                old.unlink(missing_ok=True)
         building = archive.with_suffix(".part")
         done = subprocess.run(
             [tree / "deploy/image/build", building], capture_output=True, text=True, check=False, timeout=280,
@@ -80,10 +92,27 @@ def _built(tree: Path, name: str, umask: int = 0o022, **environment: str) -> Pat
     return archive
 
 
-@pytest.fixture(scope="session")
-def next_oci(oci, tmp_path_factory) -> "Oci":
+def _epoch_of_inputs() -> str:
+    """The time that an image's files have unless told otherwise: that of the last commit that touched its inputs."""
+    command = ["git", "log", "-1", "--format=%ct", "--", "src", "deploy/image", "requirements.txt"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "0"
+
+
+def _epoch_of(image: "Oci") -> str:
+    with image.layer() as layer:
+        return str(next(iter(layer)).mtime)
+
+
+def _built_next(tree: Path, name: str, epoch: str) -> Path:
     """An image of another version, made from a copy of this tree elsewhere, later, and with another umask."""
-    tree = tmp_path_factory.mktemp("next version")
+    if not (CACHE / name).exists():
+        _write_next(tree)
+        time.sleep(2)  # a time that got into its files would be another than in those of its neighbour
+    surroundings = {"SOURCE_DATE_EPOCH": epoch, "TZ": "Asia/Tokyo", "TMPDIR": str(tree)}
+    return _built(tree, name, 0o077, **surroundings)
+
+
+def _write_next(tree: Path) -> None:
     for name in (*INPUTS, "pyproject.toml"):
         source, target = ROOT / name, tree / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,12 +126,11 @@ def next_oci(oci, tmp_path_factory) -> "Oci":
         text = (tree / name).read_text()
         assert text.count(old) == 1, name
         (tree / name).write_text(text.replace(old, new))
-    with oci.layer() as layer:
-        epoch = str(next(iter(layer)).mtime)
-    surroundings = {"SOURCE_DATE_EPOCH": epoch, "TZ": "Asia/Tokyo", "TMPDIR": str(tree)}
-    with _one_at_a_time("image"):
-        archive = _built(tree, f"{_digest_of_inputs()}-next.oci.tar", 0o077, **surroundings)
-    return Oci(archive)
+
+
+@pytest.fixture(scope="session")
+def next_oci(images) -> "Oci":
+    return Oci(images["next"])
 
 
 @pytest.fixture(scope="session")
