@@ -4,13 +4,17 @@ import asyncio
 import os
 import random
 import re
+import signal
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 import moorage
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.host import loop, mountinfo
 from moorage.plugin.caller import MIB, Caller, block, from_snapshot, from_volume, mounted
@@ -20,20 +24,30 @@ from moorage.plugin.wire import TOKEN_KEY
 
 pytestmark = pytest.mark.root
 
-# A plugin that kills itself at the first of these steps that it reaches.
+# For each line of steps a plugin that kills itself at the first of them that it reaches. It is a copy of a process that
+# has loaded everything, so that a hundred of them cost little.
 CRASHING = """
-import asyncio, os
+import asyncio, os, sys
 from moorage.plugin.run import run
 from moorage.plugin.settings import Settings
 from moorage.storage import failpoints
-steps = set(os.environ["CRASH_AT"].split())
-def hook(step):
-    if step in steps:
-        with open(os.environ["CRASH_NOTE"], "w") as note:
-            note.write(step)
-        os.kill(os.getpid(), 9)
-failpoints.install(hook)
-asyncio.run(run(Settings.from_json(os.environ["CRASH_SETTINGS"])))
+settings, note = Settings.from_json(sys.argv[1]), sys.argv[2]
+def live(steps):
+    def hook(step):
+        if step in steps:
+            with open(note, "w") as file:
+                file.write(step)
+            os.kill(os.getpid(), 9)
+    failpoints.install(hook)
+    asyncio.run(run(settings))
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os.dup2(2, 1)
+        live(set(line.split()))
+        sys.exit()
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 # Steps of other scopes and of upgrades; their own tests are elsewhere.
 ELSEWHERE = {"attach.linked", "attach.prepared", "migrate.done"}
@@ -62,36 +76,57 @@ class Mortal:
     def __init__(self, pool: Path, base: Path, steps: set[str], scope: str = "node") -> None:
         self.steps = set(steps)
         self.died_at: list[str] = []
-        self.note = base / "note"
-        directory = base / "p"
-        directory.mkdir()
-        program = (sys.executable, "-c", CRASHING)
-        self.process = PluginProcess({"default": pool}, directory=directory, program=program)
-        settings = Settings(self.process.endpoint, "node-1", {"default": pool}, scope=scope)
-        self.environment = {"CRASH_NOTE": str(self.note), "CRASH_SETTINGS": settings.as_json()}
+        self._note, self._log = base / "note", base / "log"
+        self._settings = Settings(f"unix://{base}/csi.sock", "node-1", {"default": pool}, scope=scope)
+        self.client = CsiClient(self._settings.endpoint, timeout_s=120)
+
+    async def __aenter__(self) -> Self:
+        argv = (sys.executable, "-c", CRASHING, self._settings.as_json(), self._note)
+        with self._log.open("wb") as log:
+            self._origin = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=log)
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._ended.done():
+            os.kill(self._pid, signal.SIGTERM)
+        await self._ended
+        self._origin.stdin.close()
+        await self._origin.wait()
+        await self.client.close()
 
     async def start(self) -> None:
         """Start again until it stays up: opening a pool has steps as well."""
-        while True:
-            self.collect()
-            try:
-                await self.process.start(environment={**self.environment, "CRASH_AT": " ".join(self.steps)})
-                return
-            except moorage.errors.MoorageError:
-                if not self.note.exists():
-                    raise
+        while not await self._stays_up():
+            assert self._note.exists(), self._log.read_text()[-2000:]
+
+    async def _stays_up(self) -> bool:
+        self.collect()
+        self._origin.stdin.write(f"{' '.join(self.steps)}\n".encode())
+        self._pid = int(await self._origin.stdout.readline())
+        self._ended = asyncio.create_task(self._origin.stdout.readline())
+        ready = asyncio.create_task(self.client.wait_ready(60))
+        await asyncio.wait({self._ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ended.done():
+            await ready
+            return True
+        ready.cancel()
+        await asyncio.gather(ready, return_exceptions=True)
+        return False
 
     async def arm(self, steps: set[str]) -> None:
         """Let it die at these steps, though it may have done so before."""
         self.collect()
         self.steps |= steps
-        await self.process.kill()
+        if not self._ended.done():
+            os.kill(self._pid, signal.SIGKILL)
+        await self._ended
         await self.start()
 
     def collect(self) -> None:
-        if self.note.exists():
-            step = self.note.read_text()
-            self.note.unlink()
+        if self._note.exists():
+            step = self._note.read_text()
+            self._note.unlink()
             self.steps.discard(step)
             self.died_at.append(step)
 
@@ -103,17 +138,15 @@ class Mortal:
             except CsiError as error:
                 if error.code != "UNAVAILABLE":
                     raise
-                await self.process.wait()
+                await asyncio.wait_for(self._ended, 60)
                 await self.start()
         raise AssertionError("the plugin dies again and again")
 
 
 @pytest.fixture
 async def mortal(pool, tmp_path):
-    plugin = Mortal(pool, tmp_path, all_steps() - ELSEWHERE)
-    await plugin.start()
-    yield plugin
-    await plugin.process.close()
+    async with Mortal(pool, tmp_path, all_steps() - ELSEWHERE) as plugin:
+        yield plugin
 
 
 def leftovers(pool: Path) -> list[str]:
@@ -128,7 +161,7 @@ async def until_reclaimed(pool: Path) -> None:
 
 async def test_every_step_can_be_the_last(mortal, pool, tmp_path, write_synced):
     """One story in which each step of each operation is interrupted once, and every call is repeated."""
-    caller = Caller(mortal.process.client, tmp_path)
+    caller = Caller(mortal.client, tmp_path)
     insist = mortal.insist
 
     volume = (await insist(lambda: caller.create("v"))).volume_id
@@ -183,10 +216,8 @@ async def test_every_step_can_be_the_last(mortal, pool, tmp_path, write_synced):
 async def test_every_step_of_attaching_can_be_the_last(pool, tmp_path):
     """The steps of an attachment come in the attach, in the detach and in the deletion; the plugin dies in each."""
     steps = {"attach.linked", "attach.prepared", *(step for step in all_steps() if step.startswith(SHARED))}
-    mortal = Mortal(pool, tmp_path, steps, scope="shared")
-    await mortal.start()
-    try:
-        caller = Caller(mortal.process.client, tmp_path)
+    async with Mortal(pool, tmp_path, steps, scope="shared") as mortal:
+        caller = Caller(mortal.client, tmp_path)
         volume = (await mortal.insist(lambda: caller.create("v"))).volume_id
         attach = pb.ControllerPublishVolumeRequest(volume_id=volume, node_id="node-1", volume_capability=mounted())
         detach = pb.ControllerUnpublishVolumeRequest(volume_id=volume, node_id="node-1")
@@ -207,14 +238,12 @@ async def test_every_step_of_attaching_can_be_the_last(pool, tmp_path):
         mortal.collect()
         assert mortal.steps == set(), "these steps were never reached"
         assert mortal.died_at.count("attach.linked") == 5  # one attach, three detaches, one deletion
-    finally:
-        await mortal.process.close()
 
 
 @pytest.mark.parametrize("pool_filesystem", ["btrfs"])
 async def test_every_step_of_a_directory_can_be_the_last(mortal, pool, tmp_path, write_synced):
     """On btrfs, where a directory is a subvolume held to its size by a qgroup."""
-    insist, caller = mortal.insist, Caller(mortal.process.client, tmp_path)
+    insist, caller = mortal.insist, Caller(mortal.client, tmp_path)
     kind = {"kind": "directory"}
     volume = (await insist(lambda: caller.create("d", parameters=kind))).volume_id
     await insist(lambda: caller.stage(volume))
