@@ -47,6 +47,7 @@ from moorage.sidecars.testing import Abilities, Fault, ScriptedDriver
 
 DRIVER = "test.csi.moorage.dev"
 PATIENCE_S = 45.0
+STAY = ["sh", "-c", "trap exit TERM; sleep 1000 & wait"]  # until told to go, and then at once
 
 
 @dataclass
@@ -203,7 +204,7 @@ class Lab:
 
     async def pod(self, name: str = "web", *claims: str, node: str = "", **spec: Any) -> None:
         volumes = [{"name": f"v{at}", "persistentVolumeClaim": {"claimName": one}} for at, one in enumerate(claims)]
-        container = {"name": "main", "image": "host", "command": ["sleep", "1000"]}
+        container = {"name": "main", "image": "host", "command": STAY}
         body = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0, **spec}
         if node:
             body["nodeName"] = node

@@ -16,7 +16,8 @@ DRIVER = "csi.moorage.dev"
 
 
 def container(**more):
-    return {"containers": [{"name": "main", "image": "host", "command": ["sleep", "1000"], **more}]}
+    stay = ["sh", "-c", "trap exit TERM; sleep 1000 & wait"]  # until told to go, and then at once
+    return {"containers": [{"name": "main", "image": "host", "command": stay, **more}]}
 
 
 async def running(stack, name):
