@@ -123,6 +123,9 @@ class PodManager:
                 worker = await self._new.get()
                 task = asyncio.create_task(self._attend(worker), name=f"pod {worker.uid}")
                 self._tasks[worker.uid] = task
+                # What is under way goes before what is new: of hundreds of pods that come at once the first have their
+                # volumes while the last are being looked at, and the driver is at work from the beginning.
+                await asyncio.sleep(0)
         finally:
             tasks = [sweeping, *self._tasks.values()]
             for task in tasks:
