@@ -30,9 +30,6 @@ from moorage.node.testing import ScriptedDriver
 PUBLISHED = "published"  # a file below the plain driver's directory: one byte for each publish
 PLAIN, IMAGE, OTHER = "plain", "image", "other"
 NAMES = {PLAIN: "bench.dev", IMAGE: "csi.moorage.dev", OTHER: "other.dev"}
-# ext4 passes over each inode that was deleted less than a minute ago, and looks at all of them for every new one.
-# Undoing what was measured deletes thousands, and would make the next measurement slower by up to a third.
-_REST_S = 62.0
 _MOUNTED = pb.VolumeCapability(
     mount=pb.VolumeCapability.MountVolume(fs_type="ext4"), access_mode=pb.VolumeCapability.AccessMode(mode=1)
 )
@@ -122,11 +119,6 @@ class Lab:
         self.agent.kill()
         await self.agent.wait()
 
-    async def rest(self) -> None:
-        """Let what was deleted be forgotten."""
-        os.sync()
-        await asyncio.sleep(_REST_S)
-
     def cpu_s(self) -> dict[str, float]:
         """Processor time so far of the agent, of the driver, and of this process: the API server and its clients."""
         assert self.agent is not None
@@ -164,9 +156,9 @@ class Lab:
                 "containers": [container], "volumes": [volume]}  # fmt: skip
         await self.client.create(Pod, {"metadata": {"name": name}, "spec": spec}, "default")
 
-    async def bare(self, count: int, at_once: int = 1000) -> float:
-        """Seconds for as many stages and publishes by a client that does nothing else."""
-        handles = await self.make(count)
+    async def bare(self, handles: list[str], at_once: int = 1000) -> float:
+        """Seconds to stage and publish these volumes by a client that does nothing else. They are to be made before
+        anything is measured: a driver that has more volumes may take longer for each."""
         gate = asyncio.Semaphore(at_once)
 
         async def one(handle: str) -> None:
@@ -220,6 +212,11 @@ def _cpu_s(pid: int) -> float:
 @contextlib.asynccontextmanager
 async def lab(kind: str = PLAIN, delay_s: float = 0.0, command: list[str] | None = None) -> AsyncIterator[Lab]:
     base = Path(tempfile.mkdtemp(prefix="moorage-node-bench-"))
+    # Not on the disk: ext4 looks at every inode that was deleted less than a minute ago for each new one, and undoing
+    # what was measured deletes thousands. The agent's directories hold next to nothing; volumes are on the disk.
+    for name in ("root", "bare"):
+        (base / name).mkdir()
+        mounts.mount("moorage-bench", base / name, "tmpfs")
     registry = base / "root" / "plugins_registry"
     announced = ScriptedDriver(NAMES[kind], base / "data", base / "root" / "plugins" / "b.sock", registry)
     made: Lab | None = None

@@ -23,10 +23,11 @@ async def main(kind: str, delay_s: float, count: int, command: list[str]) -> Non
     async with lab(kind, delay_s, command) as bench:
         await bench.start_agent()
         await bench.volumes(count + 5)
+        single, one_by_one, together = [await bench.make(number) for number in (5, count, count)]
         await asyncio.sleep(1)
         overheads = []
         for number in range(5):
-            own = await bench.bare(1)
+            own = await bench.bare([single[number]])
             started = time.monotonic()
             await bench.pods([f"c{count + number}"])
             await bench.all_running(number + 1)
@@ -34,21 +35,19 @@ async def main(kind: str, delay_s: float, count: int, command: list[str]) -> Non
         overheads.sort()
         print(f"{kind}: one pod: {overheads[2] * 1000:.0f} ms over the driver's own time (median of 5, goal < 150 ms)")
 
-        await bench.rest()
-        total = await bench.bare(count, at_once=1)
-        await bench.rest()
-        at_once = await bench.bare(count)
-        await bench.rest()
+        at_once = await bench.bare(together)
+        total = await bench.bare(one_by_one, at_once=1)
         before = bench.cpu_s()
         started = time.monotonic()
         await bench.pods([f"c{number}" for number in range(count)])
         await bench.all_running(count + 5)
         took = time.monotonic() - started
+        spent = {who: used - before[who] for who, used in bench.cpu_s().items()}
         print(f"{kind}: {count} pods at once: {took:.2f} s, the driver's own total {total:.2f} s, "
               f"ratio {took / total:.2f} (goal <= 1.5)")  # fmt: skip
         print(f"{kind}: the driver asked for all at once {at_once:.2f} s, ratio {took / at_once:.2f}")
-        spent = ", ".join(f"{who} {(used - before[who]) / count * 1000:.1f}" for who, used in bench.cpu_s().items())
-        print(f"{kind}: processor time per pod, in ms: {spent}")
+        each = ", ".join(f"{who} {used / count * 1000:.1f}" for who, used in spent.items())
+        print(f"{kind}: processor time per pod, in ms: {each}")
 
 
 if __name__ == "__main__":
