@@ -13,6 +13,8 @@ import time
 import uvloop
 from node_lab import lab
 
+from moorage.kube.objects.core import Event
+
 
 async def main(count: int, seconds: float) -> None:
     async with lab() as bench:
@@ -20,6 +22,8 @@ async def main(count: int, seconds: float) -> None:
         await bench.volumes(count)
         await bench.pods([f"c{number}" for number in range(count)])
         await bench.all_running(count)
+        while len((await bench.client.list(Event)).items) < count:  # at rest is when all has been told, too
+            await asyncio.sleep(0.5)
         await asyncio.sleep(5)
         cpu, started = bench.cpu_s()["agent"], time.monotonic()
         await asyncio.sleep(seconds)

@@ -57,7 +57,7 @@ _GROW = {"expand": "MountVolume.NodeExpandVolume"}
 _STEPS = {"device": "MountVolume.MountDevice", "pod": "MountVolume.SetUp", **_GROW}  # as a kubelet calls them in events
 _BLOCK_STEPS = {"device": "MapVolume.SetUpDevice", "pod": "MapVolume.MapPodDevice", **_GROW}
 _DRIVERS_S = 1.0
-_EVENTS_PER_S = 20.0  # that pods have been started; a kubelet has 50
+_EVENTS_PER_S = 50.0  # as a kubelet has by default
 
 
 @dataclass(frozen=True, slots=True)
