@@ -34,6 +34,7 @@ _IN_FLIGHT = 8
 _TRIES = 12
 _RETRY_S = 10.0
 _LEAVE_S = 2.0
+_PATIENCE_S, _LOOK_AGAIN_S = 5.0, 0.5  # for whoever is busy with more than telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,9 @@ class Recorder:
     """Sends events in the background: in order for each object, several objects at a time.
 
     Use as `async with Recorder(client, "persistentvolume-controller")`. Leaving the block waits up to two seconds for
-    what has not been sent. With `per_second` no more Normal events than this are sent in a second: where hundreds of
-    objects move at once, telling of it must not take from the moving. Warnings do not wait.
+    what has not been sent. With `per_second` no more Normal events than this are sent in a second, and none for some
+    seconds while `is_busy` says so: where hundreds of objects move at once, telling of it must not take from the
+    moving. Warnings do not wait.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Recorder:
         host: str = "",
         clock: Callable[[], float] = time.time,
         per_second: float | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client = client
         self._component = component
@@ -94,6 +97,7 @@ class Recorder:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_IN_FLIGHT)
         self._pause_s = 1 / per_second if per_second else 0.0
+        self._is_busy = is_busy
         self._next_at = 0.0
         self._is_leaving = asyncio.Event()
         self._waiting = 0
@@ -178,16 +182,23 @@ class Recorder:
         del self._lanes[key]
 
     async def _turn(self, note: _Note) -> None:
-        """Return when a note may be sent; each has its time, in the order in which they came."""
+        """Return when a note may be sent."""
         if not self._pause_s or note.type != "Normal":
             return
-        now = asyncio.get_running_loop().time()
-        at = max(now, self._next_at)
+        loop = asyncio.get_running_loop()
+        patient_until = loop.time() + _PATIENCE_S
+        while loop.time() < patient_until and self._is_busy() and not self._is_leaving.is_set():
+            await self._pause(loop.time() + _LOOK_AGAIN_S)
+        at = max(loop.time(), self._next_at)
         self._next_at = at + self._pause_s
-        if at <= now:
+        await self._pause(at)
+
+    async def _pause(self, until: float) -> None:
+        """Whoever leaves does not wait for it."""
+        if until <= asyncio.get_running_loop().time():
             return
         try:
-            async with asyncio.timeout_at(at):
+            async with asyncio.timeout_at(until):
                 await self._is_leaving.wait()
         except TimeoutError:
             return

@@ -58,6 +58,7 @@ _STEPS = {"device": "MountVolume.MountDevice", "pod": "MountVolume.SetUp", **_GR
 _BLOCK_STEPS = {"device": "MapVolume.SetUpDevice", "pod": "MapVolume.MapPodDevice", **_GROW}
 _DRIVERS_S = 1.0
 _EVENTS_PER_S = 50.0  # as a kubelet has by default
+_FEW = 8  # volumes: while more are being mounted, that is what the machine is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,13 @@ async def run(config: AgentConfig, stop: asyncio.Event) -> None:
             client = await stack.enter_async_context(Client(config.api, identity="moorage-node"))
             informers = Informers(client)
             recorder = await stack.enter_async_context(
-                Recorder(client, "kubelet", config.node_name, per_second=_EVENTS_PER_S)
+                Recorder(
+                    client,
+                    "kubelet",
+                    config.node_name,
+                    per_second=_EVENTS_PER_S,
+                    is_busy=lambda: agent.volumes.under_way > _FEW,
+                )
             )
             agent = Agent(config, client, informers, recorder)
             started = time.monotonic()

@@ -231,3 +231,35 @@ def test_of_many_things_that_go_well_some_are_told_later_but_none_that_does_not(
             assert all(events_of(api, f"p{number}") for number in range(60))
 
     virtual(story)
+
+
+@pytest.mark.parametrize("ends_at", [1.2, 60.0])
+def test_who_is_busy_tells_later_but_not_too_late(virtual, fake, ends_at):
+    async def story():
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        async with fake() as api, api.client() as client:
+            busy = {"per_second": 50, "is_busy": lambda: loop.time() < begun + ends_at}
+            async with Recorder(client, "kubelet", **busy) as recorder:
+                for number in range(5):
+                    recorder.normal(about(f"p{number}"), "Started", "Started container")
+                recorder.warning(about("bad"), "FailedMount", "no such device")
+                await asyncio.sleep(1.0)
+                assert not any(events_of(api, f"p{number}") for number in range(5))
+                assert len(events_of(api, "bad")) == 1
+                await recorder.flush()
+                assert min(ends_at, 5.0) <= loop.time() - begun < min(ends_at, 5.0) + 2
+            assert all(events_of(api, f"p{number}") for number in range(5))
+
+    virtual(story)
+
+
+def test_who_leaves_while_it_is_busy_tells_what_is_left(virtual, fake):
+    async def story():
+        async with fake() as api, api.client() as client:
+            async with Recorder(client, "kubelet", per_second=50, is_busy=lambda: True) as recorder:
+                recorder.normal(about(), "Started", "Started container")
+                await asyncio.sleep(0.1)
+            assert len(events_of(api)) == 1
+
+    virtual(story)

@@ -215,6 +215,11 @@ class VolumeManager:
         return True
 
     @property
+    def under_way(self) -> int:
+        """How many volumes are being worked on."""
+        return len(self._running)
+
+    @property
     def claims_wanted(self) -> Collection[str]:
         """The claims, as namespace/name, of every pod that is to run here."""
         return self._by_claim.keys()
