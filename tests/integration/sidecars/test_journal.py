@@ -120,14 +120,20 @@ async def test_a_living_instances_note_outlives_every_other_instances_interest_i
         assert len(await notes(lab, "j")) == 1
 
 
-async def test_a_note_is_not_removed_when_its_writer_comes_back_before_the_write(lab):
-    """It was asleep for longer than others are patient, and wakes up between their decision and their write."""
+async def one_asleep(lab):
+    """An instance that has noted an attempt and then slept for longer than others are patient, and another one."""
     time = Time()
     asleep, other = instance(lab, time), instance(lab, time)
     await asleep.load()
     await note(asleep)
     await other.load()
     time.now += PATIENCE_S
+    return asleep, other
+
+
+async def test_a_note_is_not_removed_when_its_writer_comes_back_before_the_write(lab):
+    """It wakes up between the decision and the write of others."""
+    asleep, other = await one_asleep(lab)
     left = other.abandoned("u1")
     assert len(left) == 1
     other.forget("u1", left)
@@ -138,12 +144,7 @@ async def test_a_note_is_not_removed_when_its_writer_comes_back_before_the_write
 
 
 async def test_an_instance_whose_note_was_removed_knows_that_it_needs_another(lab):
-    time = Time()
-    asleep, other = instance(lab, time), instance(lab, time)
-    await asleep.load()
-    await note(asleep)
-    await other.load()
-    time.now += PATIENCE_S
+    asleep, other = await one_asleep(lab)
     other.forget("u1", other.abandoned("u1"))
     await other.look()
     assert await notes(lab, "j") == set()
