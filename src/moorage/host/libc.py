@@ -30,17 +30,11 @@ _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 _libc.quotactl.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
 
 
-def _check(result: int, path: str) -> None:
-    if result != 0:
+def _check(result: int, path: str) -> int:
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
-
-
-def _opened(descriptor: int, path: str) -> int:
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return descriptor
+    return result
 
 
 def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
@@ -57,13 +51,12 @@ def umount2(target: str, flags: int) -> None:
 def open_tree(source: str, *, recursive: bool, at: int = AT_FDCWD) -> int:
     """A copy of the mount at a path, or at a descriptor if the path is empty, that is mounted nowhere yet."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0) | (0 if source else _AT_EMPTY_PATH)
-    tree: int = _libc.syscall(_SYS_OPEN_TREE, at, os.fsencode(source), flags)
-    return _opened(tree, source)
+    return _check(_libc.syscall(_SYS_OPEN_TREE, at, os.fsencode(source), flags), source)
 
 
 def openat2(base: int, path: str, flags: int, resolve: int) -> int:
     how = struct.pack("=QQQ", flags, 0, resolve)
-    return _opened(_libc.syscall(_SYS_OPENAT2, base, os.fsencode(path), how, len(how)), path)
+    return _check(_libc.syscall(_SYS_OPENAT2, base, os.fsencode(path), how, len(how)), path)
 
 
 def mount_setattr(
