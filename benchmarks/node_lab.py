@@ -22,8 +22,9 @@ from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
 from moorage.kube import config as kube_config
 from moorage.kube.client import Client
+from moorage.kube.errors import AlreadyExists
 from moorage.kube.informer import Informer
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount
 from moorage.kube.objects.storage import CSIDriver
 from moorage.node.testing import ScriptedDriver
 
@@ -55,8 +56,8 @@ class TimedDriver(ScriptedDriver):
 class Lab:
     """One node and what it needs."""
 
-    def __init__(self, base: Path, server: Any, client: Client, kind: str, command: list[str]) -> None:
-        self.base, self.server, self.client, self.kind, self.command = base, server, client, kind, command
+    def __init__(self, base: Path, kubeconfig: str, client: Client, kind: str, command: list[str]) -> None:
+        self.base, self.kubeconfig, self.client, self.kind, self.command = base, kubeconfig, client, kind, command
         self.root = base / "root"
         self.socket = self.root / "plugins" / "b.sock"
         self.csi = CsiClient(str(self.socket), timeout_s=300)
@@ -105,7 +106,7 @@ class Lab:
         log = (self.base / "agent.log").open("ab")
         arguments = ("node", "--node-name", "n1", "--root-dir", str(self.root))
         self.agent = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "moorage.cli.main", *arguments, "--kubeconfig", str(self.server.kubeconfig),
+            sys.executable, "-m", "moorage.cli.main", *arguments, "--kubeconfig", self.kubeconfig,
             stderr=log, stdout=log,
         )  # fmt: skip
         while True:
@@ -210,7 +211,25 @@ def _cpu_s(pid: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def lab(kind: str = PLAIN, delay_s: float = 0.0, command: list[str] | None = None) -> AsyncIterator[Lab]:
+async def _api(base: Path, kubeconfig: str) -> AsyncIterator[tuple[str, Client]]:
+    """The path of a kubeconfig and a client: of the API server that it names, or of one in this process."""
+    if kubeconfig:
+        async with Client(kube_config.load(kubeconfig)) as client:
+            with contextlib.suppress(AlreadyExists):  # where no controller makes it
+                await client.create(ServiceAccount, {"metadata": {"name": "default"}}, "default")
+            yield kubeconfig, client
+        return
+    async with (
+        serve(base / "api") as server,
+        Client(kube_config.from_values(server.insecure_url, server.token)) as client,
+    ):
+        yield str(server.kubeconfig), client
+
+
+@contextlib.asynccontextmanager
+async def lab(
+    kind: str = PLAIN, delay_s: float = 0.0, command: list[str] | None = None, kubeconfig: str = ""
+) -> AsyncIterator[Lab]:
     base = Path(tempfile.mkdtemp(prefix="moorage-node-bench-"))
     # Not on the disk: ext4 looks at every inode that was deleted less than a minute ago for each new one, and undoing
     # what was measured deletes thousands. The agent's directories hold next to nothing; volumes are on the disk.
@@ -221,17 +240,15 @@ async def lab(kind: str = PLAIN, delay_s: float = 0.0, command: list[str] | None
     announced = ScriptedDriver(NAMES[kind], base / "data", base / "root" / "plugins" / "b.sock", registry)
     made: Lab | None = None
     try:
-        async with serve(base / "api") as server:
-            config = kube_config.from_values(server.insecure_url, server.token)
-            async with Client(config) as client:
-                spec = {"attachRequired": False}
-                await client.create(CSIDriver, {"metadata": {"name": NAMES[kind]}, "spec": spec})
-                made = Lab(base, server, client, kind, command or [])
-                await made.start_driver(delay_s)
-                await announced.announce()
-                yield made
-                await made.csi.close()
-                await announced.stop(leave_sockets=True)
+        async with _api(base, kubeconfig) as (path, client):
+            spec = {"attachRequired": False}
+            await client.create(CSIDriver, {"metadata": {"name": NAMES[kind]}, "spec": spec})
+            made = Lab(base, path, client, kind, command or [])
+            await made.start_driver(delay_s)
+            await announced.announce()
+            yield made
+            await made.csi.close()
+            await announced.stop(leave_sockets=True)
     finally:
         for process in (made.agent, made.driver) if made is not None else ():
             if process is not None and process.returncode is None:

@@ -7,8 +7,10 @@ publishes: when a bare client asks for one after the other, which is the total o
 
 Three drivers: `plain` only bind-mounts, which takes almost no time and so makes the ratio hard; `image` is `moorage
 plugin`, whose volumes are formatted, attached to loop devices and mounted; `other` is the program given after `--`,
-in whose words `{socket}`, `{name}` and `{directory}` are filled in.
-Run: python benchmarks/node_start.py [--driver plain|image|both|other] [--delay 0.05] [--pods 200] [-- PROGRAM …]
+in whose words `{socket}`, `{name}` and `{directory}` are filled in. The API server is ours, in this process, or that of
+`--kubeconfig`: one to throw away, for what is made there is left.
+Run: python benchmarks/node_start.py [--driver plain|image|both|other] [--delay 0.05] [--pods 200] [--kubeconfig FILE]
+[-- PROGRAM …]
 """
 
 import argparse
@@ -19,8 +21,8 @@ import uvloop
 from node_lab import IMAGE, OTHER, PLAIN, lab
 
 
-async def main(kind: str, delay_s: float, count: int, command: list[str]) -> None:
-    async with lab(kind, delay_s, command) as bench:
+async def main(kind: str, delay_s: float, count: int, command: list[str], kubeconfig: str) -> None:
+    async with lab(kind, delay_s, command, kubeconfig) as bench:
         await bench.start_agent()
         await bench.volumes(count + 5)
         single, one_by_one, together = [await bench.make(number) for number in (5, count, count)]
@@ -55,7 +57,8 @@ if __name__ == "__main__":
     parser.add_argument("--driver", choices=[PLAIN, IMAGE, OTHER, "both"], default="both")
     parser.add_argument("--delay", type=float, default=0.05, help="seconds that plain takes per stage and publish")
     parser.add_argument("--pods", type=int, default=200)
+    parser.add_argument("--kubeconfig", default="", help="of another API server than ours; it is not cleaned up")
     parser.add_argument("command", nargs="*", help="the program of `other` and its arguments, after --")
     options = parser.parse_args()
     for driver in [PLAIN, IMAGE] if options.driver == "both" else [options.driver]:
-        uvloop.run(main(driver, options.delay, options.pods, options.command))
+        uvloop.run(main(driver, options.delay, options.pods, options.command, options.kubeconfig))
