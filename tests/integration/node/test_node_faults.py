@@ -253,3 +253,34 @@ async def test_a_privileged_container_mounts_for_the_host_too(lab):
         assert (lab.target(pod) / "sub" / "made").exists()
         await lab.end("p1")
         assert not (driver.data / "vol-c1" / "sub" / "made").exists()
+
+
+async def test_what_goes_well_is_told_later_while_many_volumes_wait_for_a_driver(lab):
+    """What goes wrong is told at once."""
+    await lab.driver_object()
+    names = [f"c{number}" for number in range(12)]
+    async with lab.driver() as driver:
+        agent = await lab.start_agent()
+        driver.misbehave("NodeStageVolume", *[HANG] * len(names))
+        for name in names:
+            await lab.volume(name)
+            await lab.pod(name, name)
+        await lab.until(lambda: agent.volumes.under_way == len(names), what="all under way")
+        await lab.pod("well", "")
+        await lab.phase("well", "Running")
+        await lab.pod("badly", "", container={"image": "nginx"})
+        await lab.until(lambda: lab.messages("Failed"), what="the warning")
+        assert await lab.messages("Started") == []
+        driver.release()
+        for name in names:
+            await lab.phase(name, "Running")
+        await lab.until(lambda: is_told(lab, len(names) + 1), what="all told")
+        for name in (*names, "well", "badly"):
+            await lab.delete(name)
+            await lab.gone(name)
+        await lab.until(lambda: not lab.mounted())
+        await lab.stop_agent()
+
+
+async def is_told(lab, count):
+    return len(await lab.messages("Started")) == count
