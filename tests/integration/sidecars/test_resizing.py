@@ -70,6 +70,50 @@ async def test_the_node_finishes_what_it_must_and_the_old_size_is_forgotten(lab)
     assert lab.driver.count("ControllerExpandVolume") == 1
 
 
+@pytest.mark.parametrize("needs_node", [True, False])
+async def test_somebody_elses_write_meanwhile_does_not_ask_the_driver_again(lab, needs_node):
+    lab.driver.node_expansion = needs_node
+    go_on = lab.driver.hold("ControllerExpandVolume")
+    await grown(lab, "2Gi")
+
+    async def is_asked():
+        return lab.driver.count("ControllerExpandVolume")
+
+    await lab.until(is_asked)
+    note = {"metadata": {"annotations": {"example.com/note": "written meanwhile"}}}
+    await lab.client.patch(PersistentVolumeClaim, "data", note, "default")
+    go_on.set()
+
+    async def is_recorded():
+        claim = await lab.claim("data")
+        allocated = claim.status.allocated_resource_statuses.get("storage")
+        return claim if allocated == ("NodeResizePending" if needs_node else None) else None
+
+    claim = await lab.until(is_recorded)
+    assert bytes_of(claim.status.capacity["storage"]) == (GI if needs_node else 2 * GI)
+    assert claim.annotations["example.com/note"] == "written meanwhile"
+    assert lab.driver.count("ControllerExpandVolume") == 1
+
+
+async def test_an_expansion_begun_anew_meanwhile_is_not_said_to_be_done(lab):
+    go_on = lab.driver.hold("ControllerExpandVolume")
+    await grown(lab, "2Gi")
+
+    async def is_asked():
+        return lab.driver.count("ControllerExpandVolume")
+
+    await lab.until(is_asked)
+    other = {"status": {"allocatedResources": {"storage": "3Gi"}}}
+    await lab.client.patch(PersistentVolumeClaim, "data", other, "default", subresource="status")
+    go_on.set()
+    claim = await has_size(lab, 3 * GI)
+    assert claim.status.allocated_resource_statuses == {}
+    sizes = [r.capacity_range.required_bytes for r in lab.driver.requests("ControllerExpandVolume")]
+    assert (sizes[0], sizes[-1]) == (2 * GI, 3 * GI)
+    told = await lab.until(lambda: lab.events("VolumeResizeSuccessful"))
+    assert [event.message for event in told] == ["Resize volume succeeded: 3Gi"]
+
+
 @pytest.mark.parametrize("code", ["INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED"])
 async def test_a_failed_expansion_is_told_and_tried_again(lab, code):
     lab.driver.fail("ControllerExpandVolume", code, times=2)

@@ -5,12 +5,13 @@ Start reading at: `ExpandWorker.sync`.
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.kube.client import PatchType
-from moorage.kube.errors import ApiError, NotFound
+from moorage.kube.errors import ApiError, Conflict, NotFound
 from moorage.kube.events import Recorder
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import timestamp_text
@@ -28,6 +29,9 @@ from moorage.sidecars.slow import SlowSet
 from moorage.sidecars.volume_capability import capability_of
 
 log = get_logger(__name__)
+
+# Conflicts in a row after which an expansion is tried again as a whole.
+RECORD_ATTEMPTS = 5
 
 
 class ExpandWorker:
@@ -176,9 +180,27 @@ class ExpandWorker:
         if patch:
             await self._patch_volume(volume, patch)
         if needs_node:
-            await self._hand_over(claim)
+            await self._on_newest(claim, self._hand_over)
         else:
-            await self._finish(claim, size)
+            await self._on_newest(claim, lambda newest: self._finish(newest, size))
+
+    async def _on_newest(
+        self, claim: PersistentVolumeClaim, write: Callable[[PersistentVolumeClaim], Awaitable[None]]
+    ) -> None:
+        """Write what the driver has done; when somebody else wrote to the claim meanwhile, once more on what it is now.
+
+        The driver is not asked again for that. Conflict when the expansion itself is another one now.
+        """
+        for _ in range(RECORD_ATTEMPTS - 1):
+            try:
+                await write(claim)
+                return
+            except Conflict:
+                newest = await self._context.client.get(PersistentVolumeClaim, claim.name, claim.namespace)
+                if not _is_same_expansion(claim, newest):
+                    raise
+                claim = newest
+        await write(claim)
 
     async def _hand_over(self, claim: PersistentVolumeClaim) -> None:
         message = "the volume is larger; its filesystem grows when a pod uses it on a node"
@@ -232,6 +254,14 @@ def _uses(pod: Pod, claim: str) -> bool:
     return any(
         v.persistent_volume_claim is not None and v.persistent_volume_claim.claim_name == claim
         for v in pod.spec.volumes
+    )
+
+
+def _is_same_expansion(one: PersistentVolumeClaim, other: PersistentVolumeClaim) -> bool:
+    return (
+        one.uid == other.uid
+        and one.status.allocated_resources == other.status.allocated_resources
+        and one.status.allocated_resource_statuses == other.status.allocated_resource_statuses
     )
 
 
