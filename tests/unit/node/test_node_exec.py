@@ -222,9 +222,12 @@ async def test_an_older_kubectl_is_told_which_one_it_takes(run):
 async def test_a_place_that_does_not_answer_gives_a_terminal_of_the_host_and_leaks_nothing(monkeypatch):
     before, late = open_files(), threading.Event()
 
+    opened = []
+
     def slow(_pid, _owner):
         late.wait(60)
-        return pty.openpty()
+        opened.append(pty.openpty())
+        return opened[-1]
 
     monkeypatch.setattr(terminal, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(terminal, "_open_inside", slow)
@@ -238,7 +241,7 @@ async def test_a_place_that_does_not_answer_gives_a_terminal_of_the_host_and_lea
     for fd in (master, slave):
         os.close(fd)
     late.set()
-    await until(lambda: open_files() == before, what="both late ones closed")
+    await until(lambda: len(opened) == 2 and open_files() == before, what="both late ones closed")
 
 
 async def test_what_is_no_terminal_is_not_taken_for_one(tmp_path, monkeypatch):
