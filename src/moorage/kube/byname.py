@@ -10,6 +10,7 @@ every minute, and more often at what is not as it should be yet.
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -53,6 +54,7 @@ class ByNameInformer(Informer[T]):
         self._list_again_s = list_again_s
         self._due: dict[str, float] = {}  # when each name is asked for (again)
         self._tries: dict[str, int] = {}  # how often in a row it was not as it should be
+        self._read_at: dict[str, float] = {}  # when the newest answer was asked for
         self._asked = asyncio.Event()
         self.is_by_name = False
 
@@ -62,6 +64,10 @@ class ByNameInformer(Informer[T]):
             self._due[key] = 0.0
             self._asked.set()
         return super().get(key)
+
+    def read_at(self, key: str) -> float:
+        """When, of the monotonic clock, the object was asked for by name: what is known of it is not older."""
+        return self._read_at.get(key, 0.0) if self.is_by_name else 0.0
 
     async def _list_and_watch(self) -> None:
         try:
@@ -107,7 +113,9 @@ class ByNameInformer(Informer[T]):
         is_right = False
         try:
             async with gate:
+                began = time.monotonic()
                 found = await self._client.find(self.kind, name, namespace)
+            self._read_at[key] = began
             known = super().get(key)
             if found is not None:
                 self._put(found)
@@ -124,6 +132,7 @@ class ByNameInformer(Informer[T]):
     def _leave(self, key: str) -> None:
         self._due.pop(key, None)
         self._tries.pop(key, None)
+        self._read_at.pop(key, None)
         known = super().get(key)
         if known is not None:
             self._drop(known, known)

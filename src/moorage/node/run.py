@@ -40,6 +40,7 @@ from moorage.node.pods.status import StatusWriter
 from moorage.node.pods.worker import Tools
 from moorage.node.serve.run import Endpoint
 from moorage.node.volumes.block import BlockMounter
+from moorage.node.volumes.claims import LiveClaims
 from moorage.node.volumes.csi import FilesystemMounter
 from moorage.node.volumes.execute import Executor
 from moorage.node.volumes.expand import Grower
@@ -102,7 +103,8 @@ class Agent:
         informers.share(self.pvs)
         self.pods_informer = informers.of(Pod, fields=f"spec.nodeName={config.node_name}")
         self.registry = Registry(call_timeout_s=config.call_timeout_s)
-        self.fetch = Fetch(client, config.node_name, self.drivers, self.claims)
+        claims = LiveClaims(client, self.claims, lambda: self.volumes.under_way)
+        self.fetch = Fetch(client, config.node_name, self.drivers, claims, lambda uid: self.volumes.seen_at(uid))
         self.volumes = self._volume_manager()
         self.runtime = Runtime(
             lambda container: self.pods.container_ended(container), hide=(str(self.layout.root), *config.hide)

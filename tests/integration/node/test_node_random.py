@@ -43,7 +43,7 @@ class NothingToFetch:
     async def confirm_attached(self, use):
         """Everything is attached."""
 
-    async def confirm_claim(self, source):
+    async def confirm_claim(self, pod, source):
         """Every claim is what it was."""
 
     async def for_stage(self, use, source):

@@ -10,6 +10,7 @@ from moorage.kube.objects.core import Node, PersistentVolumeClaim, Secret
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
 from moorage.node.layout import PodUid, attachment_name, csi_volume_name
 from moorage.node.volumes import fetch as module
+from moorage.node.volumes.claims import LiveClaims
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.wire import TOKENS_KEY
@@ -70,7 +71,7 @@ def drivers():
 
 @pytest.fixture
 def fetch(api, drivers):
-    return Fetch(api, "n", drivers)
+    return Fetch(api, "n", drivers, LiveClaims(api))
 
 
 async def refused(call, words):
@@ -128,21 +129,22 @@ def claim(api, uid="uid-c", volume="pv"):
 async def test_a_claim_made_anew_under_its_name_is_not_taken_for_the_old_one(api, drivers):
     heard = []
 
-    class Claims:
-        remember = heard.append
+    class Claims(LiveClaims):
+        def remember(self, claim):
+            heard.append(claim)
 
-    fetch = Fetch(api, "n", drivers, Claims())
+    fetch = Fetch(api, "n", drivers, Claims(api))
     claim(api)
-    await fetch.confirm_claim(SOURCE)
+    await fetch.confirm_claim(POD, SOURCE)
     assert heard == []
     claim(api, uid="uid-new", volume="pv-of-another")
-    assert await refused(fetch.confirm_claim(SOURCE), "no longer, bound")
+    assert await refused(fetch.confirm_claim(POD, SOURCE), "no longer, bound")
     assert [one.uid for one in heard] == ["uid-new"]  # so that the pod gets the right volume at once
     api.objects.clear()
-    assert await refused(fetch.confirm_claim(SOURCE), "no longer, bound")
+    assert await refused(fetch.confirm_claim(POD, SOURCE), "no longer, bound")
     api.fails = True
-    assert await refused(fetch.confirm_claim(SOURCE), "cannot be read")
-    await fetch.confirm_claim(CsiSource("d", "h", "v", is_ephemeral=True))  # has no claim
+    assert await refused(fetch.confirm_claim(POD, SOURCE), "cannot be read")
+    await fetch.confirm_claim(POD, CsiSource("d", "h", "v", is_ephemeral=True))  # has no claim
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -60,7 +60,7 @@ class BlockMounter:
         source = _block(use.source)
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
         if state is not State.MOUNTED and not is_reconstructed:
-            await self._fetch.confirm_claim(source)
+            await self._fetch.confirm_claim(use.pod, source)
         extras = await self._fetch.for_publish(use, source)
         target = self._layout.block_publish(source.spec_name, use.pod.uid)
         metadata.make_directory(target.parent)

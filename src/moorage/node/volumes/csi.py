@@ -102,7 +102,7 @@ class FilesystemMounter:
         if not source.is_ephemeral and rules.STAGE not in capabilities:
             await self._fetch.confirm_attached(use)
         if state is not State.MOUNTED and not is_reconstructed:
-            await self._fetch.confirm_claim(source)
+            await self._fetch.confirm_claim(use.pod, source)
         extras = await self._fetch.for_publish(use, source)
         directory = self._layout.csi_volume(use.pod.uid, source.spec_name)
         target = directory / "mount"

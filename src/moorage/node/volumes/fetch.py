@@ -5,27 +5,28 @@ May not touch: drivers, the disk.
 Start reading at: `Fetch.for_stage`, `Fetch.for_publish`.
 """
 
-import asyncio
 import base64
 import json
+import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from moorage.errors import MoorageError
 from moorage.kube.client import Client
 from moorage.kube.errors import ApiError
 from moorage.kube.informer import Informer
-from moorage.kube.objects.core import ConfigMap, Node, PersistentVolumeClaim, Secret, ServiceAccount
+from moorage.kube.objects.core import ConfigMap, Node, Secret, ServiceAccount
 from moorage.kube.objects.meta import SecretReference, seconds_of
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
-from moorage.node.layout import attachment_name
+from moorage.node.layout import PodUid, attachment_name
 from moorage.node.volumes import wire
+from moorage.node.volumes.claims import LiveClaims
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
 
 _DEFAULT_TOKEN_S = 3600
 _TOKEN_KEPT_S = 24 * 3600.0  # at most, however long a token lives
-_CLAIMS_AT_ONCE = 8  # of hundreds of pods that start together: more would open a connection each, which costs the most
 _FRESH_S = 2.0  # pods started together read a shared secret or configMap once
 
 
@@ -37,13 +38,14 @@ class Fetch:
         client: Client,
         node: str,
         drivers: Informer[CSIDriver],
-        claims: Informer[PersistentVolumeClaim] | None = None,
+        claims: LiveClaims,
+        seen_at: Callable[[PodUid], float] = lambda _uid: math.inf,
     ) -> None:
         self._client = client
         self._node = node
         self._drivers = drivers
         self._claims = claims
-        self._slots = asyncio.Semaphore(_CLAIMS_AT_ONCE)
+        self._seen_at = seen_at  # when, of the monotonic clock, a pod was first heard of
         self._tokens: dict[tuple[str, str], tuple[float, str, str]] = {}
         self._recent: dict[tuple[type[Any], str], tuple[float, Any]] = {}
 
@@ -113,20 +115,19 @@ class Fetch:
         if use.volume not in node.status.volumes_in_use:
             raise _not_asked(f"node {self._node} does not list volume {use.volume} as in use")
 
-    async def confirm_claim(self, source: CsiSource) -> None:
+    async def confirm_claim(self, pod: PodRef, source: CsiSource) -> None:
         """The claim is still the one that led to this volume: what was heard of it may be older than the pod, and a
         claim made anew under the same name is bound to another volume, perhaps of somebody else."""
         if not source.claim:
             return
         namespace, _, name = source.claim.partition("/")
         try:
-            async with self._slots:
-                claim = await self._client.find(PersistentVolumeClaim, name, namespace)
+            claim = await self._claims.read(namespace, name, self._seen_at(pod.uid))
         except ApiError as error:
             raise _not_asked(f"persistentvolumeclaim {source.claim} cannot be read: {error}", "pod") from error
         if claim is not None and (claim.uid, claim.spec.volume_name) == (source.claim_uid, source.spec_name):
             return
-        if claim is not None and self._claims is not None:
+        if claim is not None:
             self._claims.remember(claim)
         message = f"persistentvolumeclaim {source.claim} is not, or no longer, bound to volume {source.spec_name}"
         raise _not_asked(message, "pod")

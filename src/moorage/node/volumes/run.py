@@ -8,6 +8,7 @@ A pass costs what changed: an event names volumes, only those are planned; back-
 
 import asyncio
 import heapq
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
@@ -69,6 +70,7 @@ class VolumeManager:
         self._on_failure = on_failure
         self._clock = clock
         self._wanted: dict[PodUid, Pod] = {}
+        self._seen_at: dict[PodUid, float] = {}
         self._by_claim: dict[str, set[PodUid]] = {}
         self._touched: dict[PodUid, set[VolumeName]] = {}  # a pod's volumes, in either state
         self._errors: dict[PodUid, dict[str, str]] = {}
@@ -127,6 +129,7 @@ class VolumeManager:
         known = self._wanted.get(uid)
         self._wanted[uid] = pod
         if known is None:
+            self._seen_at[uid] = self._clock()
             for key in claims_of(pod):
                 self._by_claim.setdefault(key, set()).add(uid)
         self._populate(pod)
@@ -134,6 +137,7 @@ class VolumeManager:
     def release(self, uid: PodUid) -> None:
         """The pod's processes have ended: its volumes may go."""
         pod = self._wanted.pop(uid, None)
+        self._seen_at.pop(uid, None)
         self.world.held.discard(uid)
         self._errors.pop(uid, None)
         self._waiting.pop(uid, None)
@@ -218,6 +222,10 @@ class VolumeManager:
     def under_way(self) -> int:
         """How many volumes are being worked on."""
         return len(self._running)
+
+    def seen_at(self, uid: PodUid) -> float:
+        """When, of the manager's clock, a pod was first to run here."""
+        return self._seen_at.get(uid, math.inf)
 
     @property
     def claims_wanted(self) -> Collection[str]:

@@ -49,7 +49,7 @@ class NothingToFetch:
     async def confirm_attached(self, use):
         self.confirmed.append("attached")
 
-    async def confirm_claim(self, source):
+    async def confirm_claim(self, pod, source):
         self.confirmed.append("claim")
 
     async def for_stage(self, use, source):
