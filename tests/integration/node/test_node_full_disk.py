@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods import shim, worker
+from moorage.node.pods import logs as log_files
+from moorage.node.pods import record, worker
 from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
 from moorage.node.serve.logs import LogOptions, stream
 
@@ -40,23 +41,23 @@ async def printed(path):
 def test_how_a_container_ended_is_kept_on_a_full_disk(small):
     path = str(small / "state.json")
     running = {"shim": 1, "pid": 2, "started": 1.0}
-    shim._write(path, running)
+    record.write(path, running)
     fill(small)
-    shim._write(path, running | {"exit_code": 3, "finished": 2.0})
+    record.write(path, running | {"exit_code": 3, "finished": 2.0})
     assert json.loads((small / "state.json").read_text())["exit_code"] == 3
-    shim._write(path, {"exit_code": 4})  # a shorter one leaves nothing of the longer
+    record.write(path, {"exit_code": 4})  # a shorter one leaves nothing of the longer
     assert json.loads((small / "state.json").read_text()) == {"exit_code": 4}
 
 
 def test_a_state_that_was_never_written_is_an_error_on_a_full_disk(small):
     fill(small)
     with pytest.raises(OSError, match="No space"):
-        shim._write(str(small / "state.json"), {"shim": 1})
+        record.write(str(small / "state.json"), {"shim": 1})
 
 
 async def test_lines_after_a_full_disk_are_whole_again(small):
     path = small / "0.log"
-    logs = shim._Logs(str(path))
+    logs = log_files.ContainerLog(str(path))
     logs.add("stdout", b"first\n")
     fill(small)
     for _ in range(200):  # the last page of the file fills up, in the middle of a line
@@ -70,16 +71,16 @@ async def test_lines_after_a_full_disk_are_whole_again(small):
 
 
 async def test_a_log_that_could_not_be_rotated_is_written_again_when_there_is_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(shim, "_ROTATE_BYTES", 100)
+    monkeypatch.setattr(log_files, "_ROTATE_BYTES", 100)
     path = tmp_path / "0.log"
-    logs = shim._Logs(str(path))
+    logs = log_files.ContainerLog(str(path))
     logs.add("stdout", b"l" * 200 + b"\n")
 
     def refused(_self):
         raise OSError("no room")
 
     with monkeypatch.context() as full:
-        full.setattr(shim._Logs, "_open", refused)
+        full.setattr(log_files.ContainerLog, "_open", refused)
         logs.add("stdout", b"lost\n")
     logs.add("stdout", b"after\n")
     logs.close()
@@ -132,10 +133,10 @@ async def test_a_pod_that_may_not_restart_outlasts_a_disk_without_room(lab, monk
         subprocess.run(["umount", "-l", lab.root], check=True)
 
 
-async def test_a_container_is_started_although_the_zygote_was_killed(lab, monkeypatch):
+async def test_a_container_is_started_although_the_supervisor_was_killed(lab, monkeypatch):
     monkeypatch.setattr(worker, "_CONFIG_RETRY_S", 0.05)
     agent = await lab.start_agent()
-    os.kill(agent.runtime._process.pid, signal.SIGKILL)
+    os.kill(agent.runtime._supervisor.pid, signal.SIGKILL)
     await lab.pod(claim="", restartPolicy="Never")
     found = await lab.phase("p1", "Running")
     assert found.status.container_statuses[0].restart_count == 0

@@ -2,9 +2,11 @@
 
 import json
 import os
+import resource
 import select
 import signal
 import ssl
+import subprocess
 import time
 
 import aiohttp
@@ -12,6 +14,7 @@ import pytest
 
 from moorage.kube.objects.core import ConfigMap, Event, Pod, Secret
 from moorage.node.pods.cgroups import Cgroups
+from moorage.node.pods.runtime import read_state
 from moorage.node.serve import auth
 
 pytestmark = pytest.mark.root
@@ -408,7 +411,7 @@ async def test_a_container_that_ends_before_the_agent_looks_has_its_own_exit_cod
     follow = agent.runtime._follow
 
     def late(container):
-        while os.path.exists(f"/proc/{container.state['shim']}"):
+        while "exit_code" not in read_state(container.directory):
             time.sleep(0.01)
         follow(container)
 
@@ -454,7 +457,7 @@ async def test_a_container_has_devices_terminals_and_empty_places_of_its_own(lab
     await lab.stop_agent()
 
 
-async def test_a_container_whose_shim_is_killed_dies_with_it_and_is_started_again(lab):
+async def test_a_container_whose_supervisor_is_killed_dies_with_it_and_is_started_again(lab):
     agent = await lab.start_agent()
     pod = await lab.pod(claim="")
     await lab.phase("p1", "Running")
@@ -473,6 +476,24 @@ async def test_a_container_whose_shim_is_killed_dies_with_it_and_is_started_agai
     os.close(first)
     await lab.delete("p1")
     await lab.gone("p1")
+    await lab.stop_agent()
+
+
+def may_lower_oom_score():
+    """Some machines keep it from their root."""
+    return subprocess.run(["sh", "-c", "echo -999 > /proc/self/oom_score_adj"], capture_output=True).returncode == 0
+
+
+async def test_a_container_has_the_limits_of_the_agent_and_not_those_of_its_supervisor(lab):
+    agent = await lab.start_agent()
+    command = "ulimit -Sn; ulimit -Hn; cat /proc/self/oom_score_adj; ls /proc/self/fd"
+    _, text = await run_to_end(lab, command)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open("/proc/self/oom_score_adj") as file:
+        score = file.read().strip()
+    assert text.split() == [str(soft), str(hard), score, "0", "1", "2", "3"]  # three streams, and what is being listed
+    with open(f"/proc/{agent.runtime._supervisor.pid}/oom_score_adj") as file:
+        assert file.read().strip() == ("-999" if may_lower_oom_score() else score)
     await lab.stop_agent()
 
 

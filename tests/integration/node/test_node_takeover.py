@@ -14,10 +14,9 @@ import pytest
 from moorage.kube.client import PatchType
 from moorage.kube.objects.core import Pod
 from moorage.node.layout import Layout
-from moorage.node.pods import runtime
+from moorage.node.pods import record, runtime
 from moorage.node.pods.housekeeping import find_containers
 from moorage.node.pods.runtime import Container, Runtime
-from moorage.node.pods.shim import start_ticks
 
 pytestmark = pytest.mark.root
 
@@ -33,10 +32,11 @@ def attempt(tmp_path):
 async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up(attempt):
     lock = os.open(attempt.directory / "spec.json", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)
-    with subprocess.Popen(["sleep", "1000"]) as shim:
+    ours = {"shim": os.getpid(), "shim_start": record.start_ticks(os.getpid())}
+    with subprocess.Popen(["sleep", "1000"]) as first:
+        state = {**ours, "pid": first.pid, "started": 1.0}
 
         def come_up():
-            state = {"shim": shim.pid, "shim_start": start_ticks(shim.pid), "pid": shim.pid, "started": 1.0}
             (attempt.directory / "state.json").write_text(json.dumps(state))
             os.close(lock)
 
@@ -47,9 +47,13 @@ async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up
         assert found.find(attempt)  # the agent does nothing else yet, so this waits
         starts.join()
         assert attempt.is_running
-        shim.kill()
+        first.kill()
+        await asyncio.sleep(0.1)
+        assert not ended.is_set()  # it has ended, but how is about to be written
+        record.write(str(attempt.directory / "state.json"), state | {"exit_code": 5})
         async with asyncio.timeout(30):
             await ended.wait()
+        assert attempt.exit_code == 5
         await found.close()
 
 
@@ -115,8 +119,8 @@ async def test_the_specification_is_locked_until_the_state_is_there(lab, attempt
     starter = Runtime(lambda _container: ended.set())
     start, let_go = await held_start(lab, attempt, starter)
     assert not start.done()
-    let_go()
-    await start
+    with let_go():
+        await start
     assert attempt.is_running
     await lab.until(lambda: not is_locked(attempt), what="the lock given back")
     starter.kill(attempt)
@@ -126,25 +130,15 @@ async def test_the_specification_is_locked_until_the_state_is_there(lab, attempt
 
 
 async def held_start(lab, attempt, starter):
-    """A start whose shim waits before it can say that it is up; and what lets it go on."""
+    """A start whose process waits before it can become the container; and what lets it go on."""
     (attempt.directory / "spec.json").unlink()
-    os.mkfifo(attempt.directory / "state.json.new")
-    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
+    group = attempt.directory.parent / "group"
+    group.mkdir()
+    os.mkfifo(group / "cgroup.procs")
+    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": [], "cgroups": [str(group)]}
     start = asyncio.create_task(starter.start(attempt, spec))
-    await lab.until(lambda: (attempt.directory / "spec.json").exists() and is_locked(attempt), what="the lock")
-
-    def let_go():
-        reader = os.open(attempt.directory / "state.json.new", os.O_RDONLY | os.O_NONBLOCK)
-
-        def read():
-            try:
-                return os.read(reader, 65536)
-            except BlockingIOError:
-                return b""
-
-        return read
-
-    return start, let_go
+    await lab.until(lambda: (attempt.directory / "state.json").exists() and is_locked(attempt), what="the lock")
+    return start, lambda: (group / "cgroup.procs").open("r+b", buffering=0)
 
 
 async def test_a_container_comes_up_although_its_agent_went_meanwhile(lab, attempt):
@@ -152,11 +146,8 @@ async def test_a_container_comes_up_although_its_agent_went_meanwhile(lab, attem
     start, let_go = await held_start(lab, attempt, starter)
     start.cancel()  # as when the agent is killed or stopped: nobody waits for the answer any more
     await asyncio.gather(start, return_exceptions=True)
-    read = let_go()
-    state = json.loads(await lab.until(read, what="state"))
-    await lab.until(lambda: not is_locked(attempt), what="the lock given back")
-    (attempt.directory / "state.json").unlink()  # the pipe
-    runtime.write_state(attempt.directory, state)
+    with let_go():
+        await lab.until(lambda: not is_locked(attempt), what="the lock given back")
     ended = asyncio.Event()
     following = Runtime(lambda _container: ended.set())
     following.find(attempt)
@@ -165,7 +156,7 @@ async def test_a_container_comes_up_although_its_agent_went_meanwhile(lab, attem
     async with asyncio.timeout(30):
         await ended.wait()
     assert attempt.exit_code == 137
-    assert "finished" in attempt.state  # the shim was there to the end: nothing but the signal has ended it
+    assert "finished" in attempt.state  # the supervisor was there to the end: nothing but the signal has ended it
     for one in (starter, following):
         await one.close()
 
@@ -176,44 +167,108 @@ async def test_a_container_that_comes_up_too_late_is_ended(lab, attempt, monkeyp
     start, let_go = await held_start(lab, attempt, starter)
     with pytest.raises(runtime.ContainerFailed, match="did not start"):
         await start
-    read = let_go()
-    state = json.loads(await lab.until(read, what="state"))
-    for pid in (state["shim"], state["pid"]):
-        await lab.until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), what="end")
+    assert not attempt.is_ended
+    with let_go():
+        state = await lab.until(lambda: ended_state(attempt), what="end")
+    assert state["signal"] == signal.SIGKILL
+    assert not os.path.exists(f"/proc/{state['pid']}")
     await starter.close()
+
+
+def ended_state(attempt):
+    state = runtime.read_state(attempt.directory)
+    return state if "exit_code" in state and not os.path.exists(f"/proc/{state['pid']}") else None
+
+
+async def test_a_start_that_hangs_holds_up_no_other(lab, attempt, tmp_path):
+    ended = asyncio.Event()
+    starter = Runtime(lambda container: ended.set() if container.uid == "v" else None)
+    start, let_go = await held_start(lab, attempt, starter)
+    other = Container("v", "main", 0, tmp_path / "pods" / "v" / "containers" / "main" / "0", tmp_path / "v.log")
+    spec = {"argv": ["sh", "-c", "echo said; exit 4"], "env": {}, "hostname": "h", "mounts": []}
+    await starter.start(other, spec)
+    async with asyncio.timeout(30):
+        await ended.wait()
+    assert other.exit_code == 4
+    assert other.log.read_text().endswith("stdout F said\n")
+    assert not start.done()
+    with let_go():
+        await start
+    starter.kill(attempt)
+    await lab.until(lambda: attempt.is_ended, what="end")
+    await starter.close()
+
+
+async def test_a_supervisor_goes_on_without_its_agent_for_as_long_as_it_has_containers(lab, attempt):
+    starter = Runtime(lambda _container: None)
+    command = "trap 'echo last words; exit 6' TERM; echo up; while :; do sleep 0.05; done"
+    await starter.start(attempt, {"argv": ["sh", "-c", command], "env": {}, "hostname": "h", "mounts": []})
+    await lab.until(attempt.log.exists, what="output")
+    supervisor = attempt.state["shim"]
+    assert supervisor == starter._supervisor.pid
+    await starter.close()
+    assert os.path.exists(f"/proc/{supervisor}")
+    ended = asyncio.Event()
+    following = Runtime(lambda _container: ended.set())
+    again = Container("u", "main", 0, attempt.directory, attempt.log)
+    assert following.find(again)
+    following.stop(again)
+    async with asyncio.timeout(30):
+        await ended.wait()
+    assert again.exit_code == 6
+    assert attempt.log.read_text().endswith("stdout F last words\n")
+    await following.close()
+    status = await asyncio.to_thread(os.waitpid, supervisor, 0)
+    assert status == (supervisor, 0)  # its last container has ended, and so has it
 
 
 _AGENT = """
 import asyncio, sys
-from moorage.node.pods.runtime import Runtime
+from pathlib import Path
+from moorage.node.pods.runtime import Container, Runtime
 
 async def main():
     runtime = Runtime(lambda container: None)
     await runtime.open()
-    print(runtime._process.pid, flush=True)
-    await asyncio.sleep(1000)
+    print(runtime._supervisor.pid, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    place = Path(sys.argv[1])
+    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
+    task = asyncio.create_task(runtime.start(Container("u", "main", 0, place, place / "log"), spec))
+    while not (place / "spec.json").exists():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    print("asked", flush=True)
+    await task
 
 asyncio.run(main())
 """
 
 
-async def test_nothing_is_started_for_an_agent_that_is_gone(lab):
+async def test_nothing_is_started_for_an_agent_that_is_gone(lab, attempt):
     """What it had asked for may still be in the socket; the next agent would start it a second time."""
-    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", _AGENT, stdout=asyncio.subprocess.PIPE)
-    zygote = int(await agent.stdout.readline())
-    pidfd = os.pidfd_open(zygote)
+    (attempt.directory / "spec.json").unlink()
+    pipe = asyncio.subprocess.PIPE
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _AGENT, str(attempt.directory), stdin=pipe, stdout=pipe
+    )
+    supervisor = int(await agent.stdout.readline())
+    pidfd = os.pidfd_open(supervisor)
     ready = asyncio.Event()
     asyncio.get_running_loop().add_reader(pidfd, ready.set)
     try:
 
         def is_up():
-            with open(f"/proc/{zygote}/stat") as stat:
-                return stat.read().split()[5] == str(zygote)  # it has made a session of its own: it serves
+            with open(f"/proc/{supervisor}/stat") as stat:
+                return stat.read().split()[5] == str(supervisor)  # it has made a session of its own: it serves
 
-        await lab.until(is_up, what="zygote serving")
-        os.kill(zygote, signal.SIGSTOP)  # busy, with requests in the socket
+        await lab.until(is_up, what="supervisor serving")
+        os.kill(supervisor, signal.SIGSTOP)  # busy, with a request in the socket
+        agent.stdin.write(b"go\n")
+        assert await agent.stdout.readline() == b"asked\n"
         agent.kill()
         await agent.wait()
+        os.kill(supervisor, signal.SIGCONT)
         async with asyncio.timeout(30):
             await ready.wait()
     finally:
@@ -221,4 +276,5 @@ async def test_nothing_is_started_for_an_agent_that_is_gone(lab):
         if not ready.is_set():
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)
-    assert ready.is_set()
+    assert [one.name for one in attempt.directory.iterdir()] == ["spec.json"]
+    assert not is_locked(attempt)

@@ -11,7 +11,7 @@ from moorage.node.pods.runtime import Container
 
 @pytest.fixture
 def left(tmp_path):
-    """Write down an attempt as agent and shim leave it."""
+    """Write down an attempt as agent and supervisor leave it."""
 
     def leave(number, spec=None, **state):
         directory = tmp_path / "containers" / "a" / str(number)

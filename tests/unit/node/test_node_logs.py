@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from moorage.errors import InvalidRequest
-from moorage.node.pods import shim
+from moorage.node.pods.logs import ContainerLog
 from moorage.node.serve import logs
 from moorage.node.serve.logs import LogOptions, log_options_from, stream
 
@@ -30,7 +30,7 @@ async def test_the_time_stands_only_at_the_beginning_of_a_line(tmp_path):
 
 async def test_a_very_long_line_is_one_line_again(tmp_path):
     path = tmp_path / "0.log"
-    written = shim._Logs(str(path))
+    written = ContainerLog(str(path))
     text = b"0123456789" * 10_000
     for start in range(0, len(text), 4096):
         written.add("stdout", text[start : start + 4096])
@@ -41,7 +41,7 @@ async def test_a_very_long_line_is_one_line_again(tmp_path):
 
 
 class Writer:
-    """A container that writes numbered lines and puts its log aside as the shim does."""
+    """A container that writes numbered lines and puts its log aside as its supervisor does."""
 
     def __init__(self, path):
         self.path, self.count = path, 0

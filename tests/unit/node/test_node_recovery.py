@@ -31,7 +31,7 @@ def clock(monkeypatch):
 
 
 def being_started(directory):
-    """A container whose shim has not written its state yet, and the lock that it holds."""
+    """A container that has not come up yet, and the lock that its supervisor holds."""
     directory.mkdir()
     (directory / "spec.json").write_text("{}")
     lock = (directory / "spec.json").open()

@@ -1,6 +1,6 @@
 """Running one more program inside a container that runs: `kubectl exec`.
 
-Runs in a fork of the zygote with the standard library only.
+Runs in a fork of the supervisor with the standard library only.
 Owns: joining the container's namespaces, and telling how the program ended.
 Start reading at: `run`.
 """

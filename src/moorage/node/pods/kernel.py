@@ -103,11 +103,6 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def heed_children() -> None:
-    """Ended children are waited for again, also if their end was to be ignored before."""
-    _libc.signal(int(signal.SIGCHLD), None)
-
-
 def _while(what: str, failed: OSError) -> OSError:
     return OSError(failed.errno, f"{what}: {failed.strerror}")
 

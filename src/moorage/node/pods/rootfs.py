@@ -1,6 +1,6 @@
 """A container's root directory: an overlay of the host's root with its volumes in it, in a mount namespace of its own.
 
-Runs in the shim, before the container's first process is forked, with the standard library only.
+Runs in the container's first process, before its program, with the standard library only.
 Owns: the mounts of the container, and the template that every container's mount namespace is a copy of.
 Start reading at: `enter`.
 
@@ -61,7 +61,7 @@ def template(hide: Sequence[str]) -> Template:
 
 
 def enter(spec: dict[str, Any], template: Template) -> None:
-    """Leave the host's mounts for those of a new container. The caller keeps a way back, if it wants one."""
+    """Leave the host's mounts for those of a new container."""
     trees = [_tree_of(volume) for volume in spec["mounts"]]  # taken here, where the host's mounts are
     system = _tree_at("/sys")
     kernel.set_propagation(system, kernel.MS_PRIVATE, read_only=not spec.get("privileged"))
@@ -90,7 +90,7 @@ def enter(spec: dict[str, Any], template: Template) -> None:
 
 
 def finish(spec: dict[str, Any]) -> None:
-    """In the container's first process: its view of processes, and the last word on writing."""
+    """Its view of processes, and the last word on writing."""
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     cwd = spec.get("cwd")
     if cwd and not os.path.isdir(cwd):  # here, where it may be made whoever the program runs as

@@ -1,6 +1,6 @@
 """The agent's side of containers: starting, finding again, signalling, entering, and hearing of their end.
 
-Owns: the zygote process, and a `Container` for every attempt at running one.
+Owns: starting the supervisor process, and a `Container` for every attempt at running one.
 May not touch: the API, volumes; a specification says everything.
 Start reading at: `Runtime.start`, `Runtime.find`.
 """
@@ -21,11 +21,14 @@ from typing import Any
 
 from moorage.errors import MoorageError
 from moorage.log import get_logger
-from moorage.node.pods.shim import ABANDONED, parent_of, start_ticks
+from moorage.node.pods import record
+from moorage.node.pods.record import ABANDONED, parent_of, start_ticks
 
 log = get_logger(__name__)
 
 _START_TIMEOUT_S = 30.0
+_LEAVE_S = 2.0
+_END_FIRST_S, _END_LAST_S = 0.001, 0.5  # between looks at how a container has ended, while that is being written
 
 
 class ContainerFailed(MoorageError):
@@ -72,15 +75,15 @@ class Runtime:
         self._on_end = on_end
         self._hide = hide  # directories of the host that no container sees
         self._socket: socket.socket | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: _Supervisor | None = None
         self._starting = asyncio.Lock()
         self._sending = asyncio.Lock()
         self._followed: dict[int, Container] = {}
         self._found_until = 0.0  # until when all that was being started before is waited for
 
     async def open(self) -> None:
-        """Start the zygote now, so that the first pod does not wait for it."""
-        await self._zygote()
+        """Start the supervisor now, so that the first pod does not wait for it."""
+        await self._connected()
 
     async def start(self, container: Container, spec: Mapping[str, Any]) -> None:
         """Run a container; returns when its program has been executed, or raises ContainerFailed."""
@@ -108,11 +111,9 @@ class Runtime:
     def find(self, container: Container) -> bool:
         """Take up a container that an earlier agent started: follow it if it runs, read how it ended if not. False if
         it was never started: the agent went after it had written down what to start."""
-        recorded = container.directory / "state.json"
-        if not recorded.exists():
-            self._found_until = self._found_until or time.monotonic() + _START_TIMEOUT_S
-            _wait_for_start(container.directory, self._found_until)
-        if not recorded.exists():
+        self._found_until = self._found_until or time.monotonic() + _START_TIMEOUT_S
+        _wait_for_start(container.directory, self._found_until)
+        if not (container.directory / "state.json").exists():
             return False
         container.state = read_state(container.directory)
         if not container.is_ended:
@@ -133,29 +134,27 @@ class Runtime:
         return await self._ask({**request, "op": "exec", "pid": container.state["pid"]}, list(streams))
 
     async def close(self) -> None:
-        """End the zygote; containers go on."""
+        """Leave; containers go on, and their supervisor with them."""
         loop = asyncio.get_running_loop()
+        patience_s = 0.0 if self._followed else _LEAVE_S
         for pidfd in list(self._followed):
             loop.remove_reader(pidfd)
             os.close(pidfd)
         self._followed.clear()
-        await self._end_zygote()
+        await self._leave_supervisor(patience_s)
 
-    async def _end_zygote(self) -> None:
+    async def _leave_supervisor(self, patience_s: float = 0.0) -> None:
+        """It ends by itself once it has no container, which is soon if it has none now."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if self._process is not None:
-            try:
-                async with asyncio.timeout(2):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
-            self._process = None
+        if self._supervisor is not None:
+            await self._supervisor.leave(patience_s)
+            self._supervisor = None
 
     def _signal(self, container: Container, number: signal.Signals) -> None:
-        """To the container's first process. As long as it is a child of its shim, its number is its own."""
+        """To the container's first process. As long as it is a child of its supervisor, its number is its
+        own."""
         if container.pidfd < 0:
             return
         pid = int(container.state.get("pid") or 0)
@@ -172,15 +171,14 @@ class Runtime:
             os.close(pidfd)
 
     def _follow(self, container: Container) -> None:
-        pid, ticks = int(container.state.get("shim", 0)), container.state.get("shim_start")
         try:
-            pidfd = os.pidfd_open(pid) if pid else -1
-        except ProcessLookupError:
+            pidfd = os.pidfd_open(int(container.state.get("pid", 0)))
+        except (OSError, ValueError):
             pidfd = -1
-        if pidfd >= 0 and not _is_same(pid, ticks):
+        if pidfd >= 0 and not _is_attended(container.state):
             os.close(pidfd)
             pidfd = -1
-        if pidfd < 0:  # it is over already, maybe since a moment ago: what it wrote last counts
+        if pidfd < 0:  # it is over already, maybe since a moment ago: what was written last counts
             container.state = read_state(container.directory) or container.state
             self._ended(container)
             return
@@ -190,14 +188,27 @@ class Runtime:
 
     def _heard_end(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        container = self._followed.pop(pidfd)
+        self._read_end(pidfd, _END_FIRST_S)
+
+    def _read_end(self, pidfd: int, wait_s: float) -> None:
+        """The process stays a zombie until its supervisor has written down how it ended, or could not. One that an
+        older version of this agent has started may be gone a moment before."""
+        container = self._followed.get(pidfd)
+        if container is None:  # nobody follows it any more
+            return
+        is_waited_for = _is_attended(container.state)
+        state = read_state(container.directory)
+        if "exit_code" not in state and (is_waited_for or (_is_supervised(container.state) and wait_s < _END_LAST_S)):
+            asyncio.get_running_loop().call_later(wait_s, self._read_end, pidfd, min(2 * wait_s, _END_LAST_S))
+            return
+        del self._followed[pidfd]
         os.close(pidfd)
         container.pidfd = -1
-        container.state = read_state(container.directory)
+        container.state = state or container.state
         self._ended(container)
 
     def _ended(self, container: Container) -> None:
-        if not container.is_ended:  # the shim was killed, and the container with it
+        if not container.is_ended:  # its supervisor was killed, and the container with it
             container.state |= {"exit_code": 137, "signal": 9, "reason": "ContainerStatusUnknown"}
             try:
                 write_state(container.directory, container.state)
@@ -210,7 +221,7 @@ class Runtime:
         os.set_blocking(read, False)
         try:
             for attempt in (1, 2):
-                control = await self._zygote()
+                control = await self._connected()
                 try:
                     async with self._sending:
                         await _send(control, json.dumps(request).encode(), [*streams, write])
@@ -218,7 +229,7 @@ class Runtime:
                 except OSError as error:
                     if attempt == 2:
                         raise NotCreated(f"the process that starts containers cannot be reached: {error}") from error
-                    await self._end_zygote()
+                    await self._leave_supervisor()
         except BaseException:
             os.close(read)
             raise
@@ -226,27 +237,55 @@ class Runtime:
             os.close(write)
         return Reply(read)
 
-    async def _zygote(self) -> socket.socket:
+    async def _connected(self) -> socket.socket:
         async with self._starting:
-            if self._socket is not None and self._process is not None and self._process.returncode is None:
+            if self._socket is not None and self._supervisor is not None and not self._supervisor.is_over:
                 return self._socket
-            await self._end_zygote()
+            await self._leave_supervisor()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            script = str(Path(__file__).with_name("zygote.py"))
-            arguments = ("-I", "-S", "-B", script, str(theirs.fileno()), *self._hide)
             try:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=False,
-                )
+                self._supervisor = _Supervisor(theirs, self._hide)
+            except OSError:
+                ours.close()
+                raise
             finally:
                 theirs.close()
             ours.setblocking(False)
             self._socket = ours
             return ours
+
+
+class _Supervisor:
+    """The process whose children the containers are. It outlives this one."""
+
+    def __init__(self, control: socket.socket, hide: Sequence[str]) -> None:
+        control.set_inheritable(True)
+        script = str(Path(__file__).with_name("supervisor.py"))
+        arguments = ("-I", "-S", "-B", script, str(control.fileno()), str(os.getpid()), *hide)
+        nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        self.pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], os.environ, file_actions=nothing)
+        self.is_over = False
+        self._pidfd = os.pidfd_open(self.pid)
+        self._over = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        os.waitpid(self.pid, 0)
+        self.is_over = True
+        self._over.set()
+
+    async def leave(self, patience_s: float) -> None:
+        """Wait a little for its end; it goes on for as long as its containers do."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._over.wait()
+        except TimeoutError:
+            log.debug("the supervisor of containers goes on", pid=self.pid)
+        if not self.is_over:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
 
 
 class Reply:
@@ -290,16 +329,13 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 def write_state(directory: Path, state: Mapping[str, Any]) -> None:
-    if not directory.is_dir():
-        return
-    temporary = directory / "state.json.agent"
-    temporary.write_text(json.dumps(dict(state)))
-    os.replace(temporary, directory / "state.json")
+    if directory.is_dir():
+        record.write(str(directory / "state.json"), dict(state))
 
 
 def _wait_for_start(directory: Path, ends_at: float) -> None:
-    """For a shim that was forked for an agent that is gone and has not written its state yet: what it starts would run
-    beside the next attempt. It holds a lock on the specification until then."""
+    """For a container that was begun for an agent that is gone, and has not come up or failed yet: it would run beside
+    the next attempt. Its supervisor holds a lock on the specification until then."""
     try:
         spec = os.open(directory / "spec.json", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -323,15 +359,23 @@ def _resolve(ready: "asyncio.Future[None]") -> None:
         ready.set_result(None)
 
 
-def _is_same(pid: int, ticks: Any) -> bool:
+def _is_attended(state: Mapping[str, Any]) -> bool:
+    """Whether the container's first process is there, maybe as a zombie, as a child of the process that started it."""
     try:
-        return bool(start_ticks(pid) == ticks)
-    except (OSError, ValueError, IndexError):
+        return parent_of(int(state["pid"])) == state["shim"] and _is_supervised(state)
+    except (OSError, KeyError, ValueError, IndexError):
+        return False
+
+
+def _is_supervised(state: Mapping[str, Any]) -> bool:
+    try:
+        return start_ticks(int(state["shim"])) == state.get("shim_start")
+    except (OSError, KeyError, ValueError, IndexError):
         return False
 
 
 async def _send(control: socket.socket, data: bytes, fds: list[int]) -> None:
-    """One message; waits without holding up anything else while the zygote is busy forking."""
+    """One message; waits without holding up anything else while the supervisor is busy forking."""
     rights = array.array("i", fds).tobytes()
     while True:
         try:

@@ -1,0 +1,369 @@
+"""The process whose children an agent's containers are: it forks them, keeps their logs, records how they ended.
+
+Run as a script with an isolated interpreter and the standard library only: it must start fast, stay small and have no
+threads. It reads requests from a socket; each forks a process that becomes a container (`sandbox.py`) or enters one
+that runs (`enter.py`). It outlives the agent for as long as it has containers: whatever the next agent must know is in
+`state.json` beside each specification. Signals go from the agent to a container's first process. If this process dies,
+the kernel kills its containers.
+Owns: the containers' first processes, their log files, their state files.
+May not touch: anything else of Moorage, nor anything that can hang for one container: that is done in the child.
+Start reading at: `Supervisor.run`.
+"""
+
+import array
+import contextlib
+import errno
+import fcntl
+import functools
+import gc
+import itertools
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# The interpreter is started without site packages; only the package's own, empty parents are imported on the way.
+sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
+
+from moorage.node.pods import enter, kernel, record, rootfs, sandbox
+from moorage.node.pods.logs import ContainerLog
+
+_LARGEST = 1 << 18
+_MOST_FDS = 4
+_CHUNK = 65536
+_LAST_CHUNKS = 32  # what a pipe may hold when its writers are gone
+_COLLECT_AFTER = 64  # ended containers
+
+
+class _Container:
+    """One that was forked here and has not ended."""
+
+    __slots__ = ("fail", "failure", "lock", "log", "pid", "pidfd", "reply", "spec", "state", "streams")
+
+    def __init__(self, spec: dict[str, Any], pid: int, reply: int, lock: int) -> None:
+        self.spec = spec
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.reply, self.lock = reply, lock
+        self.fail = -1  # where it says why it did not come up; -1 once that is known
+        self.failure = b""
+        self.streams: dict[int, str] = {}
+        self.state: dict[str, Any] = {}
+        self.log = ContainerLog(spec["log"])
+
+
+class Supervisor:
+    """Serves one agent, and its containers after that."""
+
+    def __init__(self, control: socket.socket, agent: int, template: rootfs.Template) -> None:
+        self._control: socket.socket | None = control
+        self._agent = agent
+        self._template = template
+        self._origin = sandbox.Origin.take()
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        self._containers: set[_Container] = set()
+        self._ended = 0
+        self._me = {"shim": os.getpid(), "shim_start": record.start_ticks(os.getpid())}
+        self._watch(control.fileno(), self._asked)
+
+    def run(self) -> None:
+        """Until there is neither an agent nor a container."""
+        while self._control is not None or self._containers:
+            for fd, _ in self._poll.poll():
+                handler = self._handlers.get(fd)
+                if handler is not None:  # else an earlier one of this round has ended it
+                    handler()
+
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.EPOLLIN)
+
+    def _follow(self, container: _Container, fd: int, act: Callable[[], object]) -> None:
+        """What goes wrong with one container ends it, and none of the others."""
+
+        def handler() -> None:
+            try:
+                act()
+            except Exception as error:
+                container.state["message"] = f"it could not be attended to: {error!r}"
+                if fd in self._handlers:
+                    self._close(fd)
+                if fd == container.pidfd:
+                    self._containers.discard(container)
+                else:
+                    os.kill(container.pid, signal.SIGKILL)
+
+        self._watch(fd, handler)
+
+    def _close(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+        os.close(fd)
+
+    # Requests.
+
+    def _asked(self) -> None:
+        assert self._control is not None
+        data, fds = _receive(self._control)
+        if data is None:
+            return
+        if not data:
+            self._handlers.pop(self._control.fileno())
+            self._poll.unregister(self._control.fileno())
+            self._control.close()
+            self._control = None
+            return
+        *streams, reply = fds
+        try:
+            request = json.loads(data)
+            if request["op"] == "run":
+                self._start(request["spec"], reply)
+            else:
+                self._enter(request, streams, reply)
+        except Exception as error:  # of one request; all containers live with this process
+            _answer(reply, {"error": f"{type(error).__name__}: {error}"})
+            os.close(reply)
+        for fd in streams:
+            os.close(fd)
+
+    def _start(self, path: str, reply: int) -> None:
+        """Takes over `reply`, unless it raises. The specification is locked until the container has come up or not:
+        `Runtime.find` waits for it."""
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if (
+                os.getppid() != self._agent
+            ):  # after locking: the next agent looks for the lock, and then starts it itself
+                raise OSError(errno.ESRCH, "the agent that asked is gone")
+            spec = json.loads(record.content_of(path))
+            container = self._fork(spec, reply, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+        self._containers.add(container)
+        self._follow(container, container.fail, lambda: self._heard(container))
+        self._follow(container, container.pidfd, lambda: self._gone(container))
+        for fd in container.streams:
+            self._follow(container, fd, functools.partial(self._said, container, fd))
+
+    def _fork(self, spec: dict[str, Any], reply: int, lock: int) -> _Container:
+        """All that may hang or fail for this container alone is done in its own process."""
+        (out, out_write), (err, err_write), (fail, fail_write), (go_read, go) = _pipes(4)
+        try:
+            if not spec.get("host_pid"):
+                kernel.unshare(kernel.CLONE_NEWPID)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    os.close(go)
+                    sandbox.become(spec, self._template, self._origin, (out_write, err_write, fail_write, go_read))
+            finally:
+                self._origin.return_to_processes()
+        except OSError:
+            for fd in (out, err, fail, go):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (out_write, err_write, fail_write, go_read):
+                os.close(fd)
+        container = _Container(spec, pid, reply, lock)
+        container.state = {**self._me, "pid": pid, "started": time.time()}
+        for fd in (out, err, fail):
+            os.set_blocking(fd, False)
+        container.fail, container.streams = fail, {out: "stdout", err: "stderr"}
+        try:
+            record.write(spec["state"], container.state)
+            os.write(go, b"g")
+        except OSError:  # without a record nobody would ever end it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            for fd in (out, err, fail, container.pidfd):
+                os.close(fd)
+            raise
+        finally:
+            os.close(go)
+        return container
+
+    def _enter(self, request: dict[str, Any], streams: list[int], reply: int) -> None:
+        pid = os.fork()
+        if pid:
+            os.close(reply)
+            pidfd = os.pidfd_open(pid)
+            self._watch(pidfd, lambda: self._reap(pid, pidfd))
+            return
+        status = 1
+        try:
+            for fd in (*self._handlers, self._poll.fileno()):
+                os.close(fd)
+            self._origin.restore()
+            os.setsid()
+            status = enter.run(request, streams, reply)
+        except BaseException as error:
+            _answer(reply, {"error": f"{type(error).__name__}: {error}"})
+        finally:
+            os._exit(status)
+
+    def _reap(self, pid: int, pidfd: int) -> None:
+        os.waitpid(pid, 0)
+        self._close(pidfd)
+
+    # What containers say.
+
+    def _heard(self, container: _Container) -> None:
+        """Why a container does not come up; the end of the pipe without a word means that its program runs."""
+        while True:
+            try:
+                data = os.read(container.fail, _CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                break
+            container.failure += data
+        self._close(container.fail)
+        container.fail = -1
+        if not container.failure:
+            self._up(container)
+
+    def _up(self, container: _Container) -> None:
+        is_heard = _answer(container.reply, {"state": container.state})
+        self._let_go(container)
+        if not is_heard and os.path.exists(f"{os.path.dirname(container.spec['state'])}/{record.ABANDONED}"):
+            os.kill(container.pid, signal.SIGKILL)  # else the agent is gone, and the next one takes this up
+
+    def _let_go(self, container: _Container) -> None:
+        fcntl.flock(container.lock, fcntl.LOCK_UN)  # closing would not do: a fork that hangs may have it open as well
+        os.close(container.lock)
+        os.close(container.reply)
+
+    def _said(self, container: _Container, fd: int) -> bool:
+        """Takes one piece of output; False when there is none now."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        container.log.add(container.streams[fd], data)
+        if not data:
+            self._close(fd)
+            del container.streams[fd]
+        return bool(data)
+
+    def _gone(self, container: _Container) -> None:
+        """Its first process has ended. It stays a zombie until the end is recorded: so the agent can tell."""
+        result = os.waitid(os.P_PID, container.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if result is None:
+            return
+        if container.fail >= 0:
+            self._heard(container)
+        # Once the first process is gone everything in its PID namespace is: what is in the pipes is all there is.
+        for fd in list(container.streams):
+            for _ in range(_LAST_CHUNKS):
+                if not self._said(container, fd):
+                    break
+        container.log.close()
+        if container.failure:
+            self._failed(container)
+        else:
+            is_exit = result.si_code == os.CLD_EXITED
+            code = {"exit_code": result.si_status} if is_exit else {"exit_code": 128 + result.si_status,
+                                                                    "signal": result.si_status}  # fmt: skip
+            self._record(container, {"finished": time.time(), **code})
+        os.waitpid(container.pid, 0)
+        for fd in (*container.streams, container.pidfd):
+            self._close(fd)
+        self._containers.discard(container)
+        self._ended += 1
+        if self._ended % _COLLECT_AFTER == 0:
+            gc.collect()
+
+    def _failed(self, container: _Container) -> None:
+        """Where nothing was created there is no state of it either."""
+        text = container.failure.decode(errors="replace")
+        failure: dict[str, Any] = {"error": text.removeprefix(sandbox.NOT_CREATED)}
+        if text.startswith(sandbox.NOT_CREATED):
+            with contextlib.suppress(OSError):
+                os.unlink(container.spec["state"])
+        else:
+            why = {"exit_code": 128, "finished": time.time(), "reason": "StartError", "message": text}
+            self._record(container, why)
+            failure["state"] = container.state
+        _answer(container.reply, failure)
+        self._let_go(container)
+
+    def _record(self, container: _Container, end: dict[str, Any]) -> None:
+        container.state |= end
+        with contextlib.suppress(OSError):  # the agent finds that it has ended, and not how
+            record.write(container.spec["state"], container.state)
+
+
+def _pipes(count: int) -> list[tuple[int, int]]:
+    made: list[tuple[int, int]] = []
+    try:
+        made.extend(os.pipe() for _ in range(count))
+    except OSError:
+        for fd in itertools.chain(*made):
+            os.close(fd)
+        raise
+    return made
+
+
+def _answer(reply: int, message: dict[str, Any]) -> bool:
+    """Whether somebody waits for it."""
+    try:
+        os.write(reply, json.dumps(message).encode())
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _receive(control: socket.socket) -> tuple[bytes | None, list[int]]:
+    size = array.array("i").itemsize
+    try:
+        data, ancillary, _, _ = control.recvmsg(
+            _LARGEST, socket.CMSG_LEN(_MOST_FDS * size), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        )
+    except BlockingIOError:
+        return None, []
+    except ConnectionError:
+        return b"", []
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - (len(content) % size)])
+    return data, list(fds)
+
+
+def _become_quiet() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    os.chdir("/")
+
+
+def main(control_fd: int, agent: int, hide: list[str]) -> None:
+    """Serve until nobody needs it."""
+    os.closerange(3, control_fd)  # the agent may have been given files that every child gets
+    os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    template = rootfs.template(hide)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.setsid()
+    supervisor = Supervisor(control, agent, template)
+    _become_quiet()
+    gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process
+    gc.freeze()
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

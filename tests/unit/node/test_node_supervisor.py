@@ -1,0 +1,79 @@
+"""The process whose children containers are: what goes wrong with one of them hurts no other."""
+
+import select
+import subprocess
+
+import pytest
+
+from moorage.node.pods import supervisor as module
+from moorage.node.pods.supervisor import Supervisor
+
+
+class Container:
+    def __init__(self, pid):
+        self.pid, self.pidfd, self.state = pid, -1, {}
+
+
+@pytest.fixture
+def attending():
+    """A supervisor that serves nobody yet."""
+    made = Supervisor.__new__(Supervisor)
+    made._poll, made._handlers, made._containers, made._control = select.epoll(), {}, set(), None
+    yield made
+    made._poll.close()
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "1000"], stdout=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_a_container_that_cannot_be_attended_to_is_ended_alone(attending, sleeper):
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        container = Container(sleeper.pid)
+        attending._containers.add(container)
+        fd = module.os.dup(sleeper.stdout.fileno())
+
+        def fails():
+            raise KeyError("a bug")
+
+        attending._follow(container, fd, fails)
+        attending._handlers[fd]()
+        assert sleeper.wait(30) == -9
+        assert "a bug" in container.state["message"]
+        assert fd not in attending._handlers  # else it would be told of for ever
+        assert attending._containers == {container}  # its end is still to be recorded
+        assert other.poll() is None
+        other.kill()
+
+
+def test_one_whose_end_cannot_be_taken_in_is_forgotten(attending, sleeper):
+    container = Container(sleeper.pid)
+    container.pidfd = module.os.pidfd_open(sleeper.pid)
+    attending._containers.add(container)
+
+    def fails():
+        raise KeyError("a bug")
+
+    attending._follow(container, container.pidfd, fails)
+    attending._handlers[container.pidfd]()
+    assert attending._containers == set()  # with no other left, the supervisor can end
+
+
+def test_pipes_are_made_all_or_none(monkeypatch):
+    made, real = [], module.os.pipe
+
+    def pipe():
+        if len(made) == 2:
+            raise OSError(24, "Too many open files")
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(module.os, "pipe", pipe)
+    with pytest.raises(OSError, match="Too many"):
+        module._pipes(4)
+    for fd in (*made[0], *made[1]):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            module.os.fstat(fd)
