@@ -199,6 +199,29 @@ async def test_a_start_that_hangs_holds_up_no_other(lab, attempt, tmp_path):
     await starter.close()
 
 
+async def test_a_supervisor_that_hangs_is_left_for_another(lab, attempt, tmp_path, monkeypatch):
+    starter = Runtime(lambda _container: None)
+    await starter.open()
+    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
+    hangs = starter._supervisor.pid
+    os.kill(hangs, signal.SIGSTOP)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(runtime, "_START_TIMEOUT_S", 0.5)
+        with pytest.raises(runtime.ContainerFailed, match="did not start"):
+            await starter.start(attempt, spec)
+    other = Container("v", "main", 0, tmp_path / "pods" / "v" / "containers" / "main" / "0", tmp_path / "v.log")
+    await starter.start(other, spec)
+    assert other.is_running
+    assert other.state["shim"] != hangs
+    os.kill(hangs, signal.SIGCONT)
+    state = await lab.until(lambda: ended_state(attempt), what="what came up too late ended")
+    assert (state["shim"], state["signal"]) == (hangs, signal.SIGKILL)
+    assert await asyncio.to_thread(os.waitpid, hangs, 0) == (hangs, 0)
+    starter.kill(other)
+    await lab.until(lambda: other.is_ended, what="end")
+    await starter.close()
+
+
 async def test_a_supervisor_goes_on_without_its_agent_for_as_long_as_it_has_containers(lab, attempt):
     starter = Runtime(lambda _container: None)
     command = "trap 'echo last words; exit 6' TERM; echo up; while :; do sleep 0.05; done"

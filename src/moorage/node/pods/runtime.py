@@ -99,6 +99,8 @@ class Runtime:
                 answer = await reply.line()
         except TimeoutError:
             (container.directory / ABANDONED).touch()  # should it come up after all, it ends at once
+            if not (container.directory / "state.json").exists():  # its supervisor hangs: the next one has another
+                await self._leave_supervisor()
             raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
         finally:
             reply.close()
