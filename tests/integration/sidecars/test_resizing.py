@@ -24,6 +24,18 @@ async def ask(lab, size):
     await lab.client.patch(PersistentVolumeClaim, "data", patch, "default")
 
 
+async def asked_to_grow(lab, size):
+    """A claim whose driver has been asked for more, and answers when the returned event is set."""
+    go_on = lab.driver.hold("ControllerExpandVolume")
+    await grown(lab, size)
+
+    async def is_asked():
+        return lab.driver.count("ControllerExpandVolume")
+
+    await lab.until(is_asked)
+    return go_on
+
+
 async def has_size(lab, size):
     async def check():
         claim = await lab.claim("data")
@@ -73,13 +85,7 @@ async def test_the_node_finishes_what_it_must_and_the_old_size_is_forgotten(lab)
 @pytest.mark.parametrize("needs_node", [True, False])
 async def test_somebody_elses_write_meanwhile_does_not_ask_the_driver_again(lab, needs_node):
     lab.driver.node_expansion = needs_node
-    go_on = lab.driver.hold("ControllerExpandVolume")
-    await grown(lab, "2Gi")
-
-    async def is_asked():
-        return lab.driver.count("ControllerExpandVolume")
-
-    await lab.until(is_asked)
+    go_on = await asked_to_grow(lab, "2Gi")
     note = {"metadata": {"annotations": {"example.com/note": "written meanwhile"}}}
     await lab.client.patch(PersistentVolumeClaim, "data", note, "default")
     go_on.set()
@@ -96,13 +102,7 @@ async def test_somebody_elses_write_meanwhile_does_not_ask_the_driver_again(lab,
 
 
 async def test_an_expansion_begun_anew_meanwhile_is_not_said_to_be_done(lab):
-    go_on = lab.driver.hold("ControllerExpandVolume")
-    await grown(lab, "2Gi")
-
-    async def is_asked():
-        return lab.driver.count("ControllerExpandVolume")
-
-    await lab.until(is_asked)
+    go_on = await asked_to_grow(lab, "2Gi")
     other = {"status": {"allocatedResources": {"storage": "3Gi"}}}
     await lab.client.patch(PersistentVolumeClaim, "data", other, "default", subresource="status")
     go_on.set()
