@@ -1,6 +1,7 @@
 """The process whose children containers are: what goes wrong with one of them hurts no other."""
 
 import select
+import socket
 import subprocess
 
 import pytest
@@ -58,8 +59,30 @@ def test_one_whose_end_cannot_be_taken_in_is_forgotten(attending, sleeper):
         raise KeyError("a bug")
 
     attending._follow(container, container.pidfd, fails)
+    sleeper.kill()
+    select.select([container.pidfd], [], [])
     attending._handlers[container.pidfd]()
     assert attending._containers == set()  # with no other left, the supervisor can end
+    assert not module.os.path.exists(f"/proc/{sleeper.pid}")  # nor a zombie, for which the agent would wait
+
+
+def test_a_request_whose_files_could_not_be_received_ends_nothing(attending):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        attending._control = theirs
+        ours.send(b'{"op": "run", "spec": "/nowhere"}')
+        attending._asked()
+        assert attending._control is theirs
+        attending._asked()  # and nothing more is there
+
+
+def test_the_end_of_the_agent_ends_one_without_containers(attending):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    attending._control = theirs
+    attending._watch(theirs.fileno(), attending._asked)
+    ours.close()
+    attending.run()
+    assert attending._handlers == {}
 
 
 def test_pipes_are_made_all_or_none(monkeypatch):

@@ -97,6 +97,7 @@ class Supervisor:
                     self._close(fd)
                 if fd == container.pidfd:
                     self._containers.discard(container)
+                    os.waitpid(container.pid, os.WNOHANG)  # the agent waits for as long as it is a zombie
                 else:
                     os.kill(container.pid, signal.SIGKILL)
 
@@ -120,6 +121,8 @@ class Supervisor:
             self._control.close()
             self._control = None
             return
+        if not fds:  # too many files are open here: the agent finds that nobody answers
+            return
         *streams, reply = fds
         try:
             request = json.loads(data)
@@ -139,9 +142,7 @@ class Supervisor:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            if (
-                os.getppid() != self._agent
-            ):  # after locking: the next agent looks for the lock, and then starts it itself
+            if os.getppid() != self._agent:  # asked after locking: the next agent looks for the lock first
                 raise OSError(errno.ESRCH, "the agent that asked is gone")
             spec = json.loads(record.content_of(path))
             container = self._fork(spec, reply, lock)
@@ -184,9 +185,9 @@ class Supervisor:
             os.write(go, b"g")
         except OSError:  # without a record nobody would ever end it
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            for fd in (out, err, fail, container.pidfd):
+            for fd in (out, err, fail):
                 os.close(fd)
+            self._watch(container.pidfd, lambda: self._reap(pid, container.pidfd))
             raise
         finally:
             os.close(go)
