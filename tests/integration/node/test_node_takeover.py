@@ -57,6 +57,25 @@ async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up
         await found.close()
 
 
+async def test_an_end_that_is_written_after_the_process_is_gone_is_waited_for(attempt, monkeypatch):
+    """As by the process beside each container that an earlier version started."""
+    monkeypatch.setattr(runtime, "_END_LAST_S", 60.0)
+    with subprocess.Popen(["sleep", "1000"]) as first:
+        state = {"shim": os.getpid(), "shim_start": record.start_ticks(os.getpid()), "pid": first.pid, "started": 1.0}
+        record.write(str(attempt.directory / "state.json"), state)
+        ended = asyncio.Event()
+        found = Runtime(lambda _container: ended.set())
+        assert found.find(attempt)
+        first.kill()
+    await asyncio.sleep(0.1)
+    assert not ended.is_set()
+    record.write(str(attempt.directory / "state.json"), state | {"exit_code": 5})
+    async with asyncio.timeout(30):
+        await ended.wait()
+    assert attempt.exit_code == 5
+    await found.close()
+
+
 async def test_a_container_that_was_never_started_is_no_attempt(lab):
     """The agent went between writing down what to start and starting it."""
     agent = await lab.start_agent()

@@ -1,7 +1,7 @@
 """What is known of a container on disk, and how a process is told from another that has its number.
 
 With the standard library only: used by the agent and by the process whose children containers are.
-Owns: how `state.json` is written.
+Owns: how `state.json` is written. In it, `pid` is the container's first process and `shim` its parent, the supervisor.
 Start reading at: `write`.
 """
 
