@@ -34,7 +34,7 @@ _IN_FLIGHT = 8
 _TRIES = 12
 _RETRY_S = 10.0
 _LEAVE_S = 2.0
-_PATIENCE_S, _LOOK_AGAIN_S = 5.0, 0.5  # for whoever is busy with more than telling
+_PATIENCE_S, _LOOK_AGAIN_S = 10.0, 0.5  # for whoever is busy with more than telling
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _WORKERS = 8
 _OWN = frozenset({"PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"})
 # Most pods run before anybody could read that they are being made. The more are being made at once, the longer each
 # takes, and the more such writes would take from them.
-_CREATING_S, _CREATING_EACH_S, _CREATING_MAX_S = 1.0, 0.02, 5.0
+_CREATING_S, _CREATING_EACH_S, _CREATING_MAX_S = 1.0, 0.05, 10.0
 
 
 @dataclass(slots=True)
