@@ -218,6 +218,27 @@ async def test_a_start_that_hangs_holds_up_no_other(lab, attempt, tmp_path):
     await starter.close()
 
 
+async def test_one_that_fails_before_it_is_on_record_says_why_and_leaves_no_record(lab, attempt):
+    starter = Runtime(lambda _container: None)
+    await starter.open()
+    on_record = attempt.directory / "state.json.new"
+    os.mkfifo(on_record)  # the supervisor waits here, and its child goes on
+    spec = {"argv": ["true"], "env": {}, "hostname": "h", "mounts": [{"source": "/none", "target": "/x"}]}
+    start = asyncio.create_task(starter.start(attempt, spec))
+    children = f"/proc/{starter._supervisor.pid}/task/{starter._supervisor.pid}/children"
+
+    def has_failed():
+        with open(children) as file:
+            pids = file.read().split()
+        return pids and all(" Z " in record.content_of(f"/proc/{pid}/stat").decode() for pid in pids)
+
+    await lab.until(has_failed, what="a child that has ended")
+    with on_record.open("r+b", buffering=0), pytest.raises(runtime.NotCreated, match="No such file or directory"):
+        await start
+    assert not (attempt.directory / "state.json").exists()
+    await starter.close()
+
+
 async def test_a_supervisor_that_hangs_is_left_for_another(lab, attempt, tmp_path, monkeypatch):
     starter = Runtime(lambda _container: None)
     await starter.open()

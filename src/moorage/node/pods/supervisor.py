@@ -182,15 +182,16 @@ class Supervisor:
         container.fail, container.streams = fail, {out: "stdout", err: "stderr"}
         try:
             record.write(spec["state"], container.state)
-            os.write(go, b"g")
         except OSError:  # without a record nobody would ever end it
             os.kill(pid, signal.SIGKILL)
             for fd in (out, err, fail):
                 os.close(fd)
             self._watch(container.pidfd, lambda: self._reap(pid, container.pidfd))
-            raise
-        finally:
             os.close(go)
+            raise
+        with contextlib.suppress(BrokenPipeError):  # it has failed already, and has said why
+            os.write(go, b"g")
+        os.close(go)
         return container
 
     def _enter(self, request: dict[str, Any], streams: list[int], reply: int) -> None:
