@@ -150,9 +150,9 @@ class Runtime:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if self._supervisor is not None:
-            await self._supervisor.leave(patience_s)
-            self._supervisor = None
+        left, self._supervisor = self._supervisor, None  # at once: several starts may find it hanging
+        if left is not None:
+            await left.leave(patience_s)
 
     def _signal(self, container: Container, number: signal.Signals) -> None:
         """To the container's first process. As long as it is a child of its supervisor, its number is its
