@@ -6,6 +6,7 @@ Start reading at: `StatusWriter.put`.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ _OWN = frozenset({"PodReadyToStartContainers", "Initialized", "Ready", "Containe
 # Most pods run before anybody could read that they are being made. The more are being made at once, the longer each
 # takes, and the more such writes would take from them.
 _CREATING_S, _CREATING_EACH_S, _CREATING_MAX_S = 1.0, 0.05, 10.0
+# An API server takes about half as much processor time for twenty writes that come together as for twenty that do not.
+_TOGETHER, _TOGETHER_S = 32, 0.5
 
 
 @dataclass(slots=True)
@@ -35,10 +38,13 @@ class _Entry:
 
 
 class StatusWriter:
-    """Statuses on their way to the API server."""
+    """Statuses on their way to the API server. While `is_busy` says so, they are gathered for a moment."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, is_busy: Callable[[], bool] = lambda: False) -> None:
         self._client = client
+        self._is_busy = is_busy
+        self._gathered: list[str] = []
+        self._gathering: asyncio.TimerHandle | None = None
         self._entries: dict[str, _Entry] = {}
         self._queue: WorkQueue[str] = WorkQueue("pod-status", start_s=0.1, max_s=30.0)
 
@@ -55,8 +61,20 @@ class StatusWriter:
         if entry.written is None and _only_creating(status):
             wait_s = _CREATING_S + _CREATING_EACH_S * self._queue.delayed
             self._queue.add_after(pod.uid, min(wait_s, _CREATING_MAX_S))
-        else:
-            self._queue.add(pod.uid)
+            return
+        self._gathered.append(pod.uid)
+        if not self._is_busy() or len(self._gathered) >= _TOGETHER:
+            self._send_gathered()
+        elif self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(_TOGETHER_S, self._send_gathered)
+
+    def _send_gathered(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        for uid in self._gathered:
+            self._queue.add(uid)
+        self._gathered.clear()
 
     def last(self, uid: str) -> dict[str, Any] | None:
         entry = self._entries.get(uid)

@@ -1,0 +1,123 @@
+"""When a pod's status is written: at once, or with others while many pods move."""
+
+import asyncio
+import contextlib
+
+import pytest
+from msgspec import convert
+
+from moorage.kube.objects.core import Pod
+from moorage.node.pods import status as status_module
+from moorage.node.pods.status import StatusWriter
+
+
+class Api:
+    """Takes statuses and remembers whose, in which order."""
+
+    def __init__(self):
+        self.taken = []
+
+    async def patch(self, kind, name, patch, namespace="", **how):
+        self.taken.append((name, patch["status"]["phase"]))
+        return pod(name)
+
+
+class Machine:
+    """Says whether it has much to do."""
+
+    is_busy = True
+
+
+def pod(name):
+    return convert({"metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"}}, Pod)
+
+
+def status(phase="Running"):
+    return {"phase": phase, "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+
+
+@contextlib.asynccontextmanager
+async def writing(machine, patience_s, monkeypatch):
+    monkeypatch.setattr(status_module, "_TOGETHER_S", patience_s)
+    api = Api()
+    writer = StatusWriter(api, lambda: machine.is_busy)
+    task = asyncio.create_task(writer.run())
+    try:
+        yield writer, api
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until_taken(api, count):
+    async with asyncio.timeout(5):
+        while len(api.taken) < count:
+            await asyncio.sleep(0.001)
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_with_little_to_do_a_status_is_written_at_once(monkeypatch):
+    machine = Machine()
+    machine.is_busy = False
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        writer.put(pod("a"), status())
+        await settle()
+        assert api.taken == [("a", "Running")]
+
+
+async def test_while_much_is_going_on_statuses_wait_and_the_first_quiet_one_takes_them_along(monkeypatch):
+    machine = Machine()
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        writer.put(pod("a"), status())
+        writer.put(pod("b"), status())
+        await settle()
+        assert api.taken == []
+        machine.is_busy = False
+        writer.put(pod("c"), status())
+        await settle()
+        assert [name for name, _ in api.taken] == ["a", "b", "c"]
+
+
+async def test_none_waits_for_longer_than_a_moment(monkeypatch):
+    async with writing(Machine(), 0.02, monkeypatch) as (writer, api):
+        writer.put(pod("a"), status())
+        await until_taken(api, 1)
+        writer.put(pod("b"), status())
+        await until_taken(api, 2)
+        assert [name for name, _ in api.taken] == ["a", "b"]
+
+
+async def test_enough_of_them_are_sent_without_waiting(monkeypatch):
+    monkeypatch.setattr(status_module, "_TOGETHER", 3)
+    async with writing(Machine(), 3600, monkeypatch) as (writer, api):
+        for name in "abcd":
+            writer.put(pod(name), status())
+        await until_taken(api, 3)
+        await settle()
+        assert [name for name, _ in api.taken] == ["a", "b", "c"], "the fourth begins the next lot"
+
+
+async def test_what_waits_is_written_as_it_is_by_then(monkeypatch):
+    machine = Machine()
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        writer.put(pod("a"), status("Running"))
+        writer.put(pod("a"), status("Succeeded"))
+        machine.is_busy = False
+        writer.put(pod("b"), status())
+        await settle()
+        assert api.taken == [("a", "Succeeded"), ("b", "Running")]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_whoever_needs_a_status_written_does_not_wait_for_others(monkeypatch, is_forgotten):
+    async with writing(Machine(), 3600, monkeypatch) as (writer, api):
+        writer.put(pod("a"), status())
+        if is_forgotten:
+            writer.forget("uid-a")
+        async with asyncio.timeout(5):
+            await writer.flush("uid-a")
+        assert api.taken == ([] if is_forgotten else [("a", "Running")])
