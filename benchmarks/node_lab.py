@@ -133,6 +133,18 @@ class Lab:
     async def volumes(self, count: int) -> None:
         handles = await self.make(count)
         await asyncio.gather(*(self._volume(f"c{number}", handle) for number, handle in enumerate(handles)))
+        await self._settled()
+
+    async def _settled(self) -> None:
+        """Where a controller binds claims to volumes, it is to be done before anything is measured."""
+        before: list[int] = []
+        while True:
+            claims = (await self.client.list(PersistentVolumeClaim, "default")).items
+            now = [one.version for one in (*claims, *(await self.client.list(PersistentVolume)).items)]
+            if now == before and all(claim.status.phase == "Bound" for claim in claims):
+                return
+            before = now
+            await asyncio.sleep(1)
 
     async def _volume(self, name: str, handle: str) -> None:
         spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": f"pv-{name}",
