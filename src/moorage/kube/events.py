@@ -99,6 +99,8 @@ class Recorder:
         self._pause_s = 1 / per_second if per_second else 0.0
         self._is_busy = is_busy
         self._next_at = 0.0
+        self._held: deque[tuple[float, asyncio.Future[None]]] = deque()  # until when they are, the first at the left
+        self._looking: asyncio.TimerHandle | None = None
         self._is_leaving = asyncio.Event()
         self._waiting = 0
         self._at_rest = asyncio.Event()
@@ -117,6 +119,9 @@ class Recorder:
 
     async def __aexit__(self, *_: object) -> None:
         self._is_leaving.set()
+        if self._looking is not None:
+            self._looking.cancel()
+            self._look()
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self.flush()
@@ -186,12 +191,24 @@ class Recorder:
         if not self._pause_s or note.type != "Normal":
             return
         loop = asyncio.get_running_loop()
-        patient_until = loop.time() + _PATIENCE_S
-        while loop.time() < patient_until and self._is_busy() and not self._is_leaving.is_set():
-            await self._pause(loop.time() + _LOOK_AGAIN_S)
+        if self._is_busy() and not self._is_leaving.is_set():
+            held: asyncio.Future[None] = loop.create_future()
+            self._held.append((loop.time() + _PATIENCE_S, held))
+            self._looking = self._looking or loop.call_later(_LOOK_AGAIN_S, self._look)
+            await held
         at = max(loop.time(), self._next_at)
         self._next_at = at + self._pause_s
         await self._pause(at)
+
+    def _look(self) -> None:
+        """Let go who has been held for long enough, and everybody when there is no reason to hold them any more."""
+        loop = asyncio.get_running_loop()
+        is_busy = self._is_busy() and not self._is_leaving.is_set()
+        while self._held and (not is_busy or self._held[0][0] <= loop.time()):
+            _, held = self._held.popleft()
+            if not held.done():  # else its task was cancelled
+                held.set_result(None)
+        self._looking = loop.call_later(_LOOK_AGAIN_S, self._look) if self._held else None
 
     async def _pause(self, until: float) -> None:
         """Whoever leaves does not wait for it."""

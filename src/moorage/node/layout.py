@@ -74,19 +74,19 @@ class Layout:
         return self.root / "agent"
 
     def pod(self, uid: str) -> Path:
-        return self.pods / uid
+        return self.root.joinpath("pods", uid)
 
     def volumes_of(self, uid: str) -> Path:
-        return self.pods / uid / "volumes"
+        return self.root.joinpath("pods", uid, "volumes")
 
     def devices_of(self, uid: str) -> Path:
-        return self.pods / uid / "volumeDevices"
+        return self.root.joinpath("pods", uid, "volumeDevices")
 
     def subpaths_of(self, uid: str) -> Path:
-        return self.pods / uid / "volume-subpaths"
+        return self.root.joinpath("pods", uid, "volume-subpaths")
 
     def containers_of(self, uid: str) -> Path:
-        return self.pods / uid / "containers"
+        return self.root.joinpath("pods", uid, "containers")
 
     def plain_volume(self, uid: str, plugin: str, name: str) -> Path:
         """The directory of a secret, configMap, emptyDir and so on."""
@@ -94,14 +94,14 @@ class Layout:
 
     def csi_volume(self, uid: str, spec_name: str) -> Path:
         """Holds `mount` and `vol_data.json` of one pod's CSI volume."""
-        return self.volumes_of(uid) / _ESCAPED_CSI / spec_name
+        return self.root.joinpath("pods", uid, "volumes", _ESCAPED_CSI, spec_name)
 
     def publish_target(self, uid: str, spec_name: str) -> Path:
-        return self.csi_volume(uid, spec_name) / "mount"
+        return self.root.joinpath("pods", uid, "volumes", _ESCAPED_CSI, spec_name, "mount")
 
     def staging(self, driver: str, handle: str) -> Path:
         """Holds `globalmount` and `vol_data.json` of a staged volume."""
-        return self.plugins / CSI_PLUGIN / driver / hashlib.sha256(handle.encode()).hexdigest()
+        return self.root.joinpath("plugins", CSI_PLUGIN, driver, hashlib.sha256(handle.encode()).hexdigest())
 
     def staging_target(self, driver: str, handle: str) -> Path:
         return self.staging(driver, handle) / "globalmount"

@@ -1,5 +1,6 @@
 """Control groups of pods, on trees that look like those of a kernel."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -38,7 +39,7 @@ def unified(tmp_path, monkeypatch):
 
     def with_files(directory, *more):
         make(directory, *more)
-        (directory / "cgroup.subtree_control").write_text("")
+        Path(directory, "cgroup.subtree_control").write_text("")
 
     monkeypatch.setattr(cgroups.os, "mkdir", with_files)
     return tmp_path, Cgroups("n1", [(2, tmp_path)])

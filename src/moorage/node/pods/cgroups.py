@@ -34,8 +34,9 @@ class Cgroups:
     def prepare(self, pod: Pod) -> None:
         """Make the pod's groups. They must be there before volumes are published: drivers put I/O limits on them."""
         for version, root in self._hierarchies:
+            group = self._pod(root, pod.uid)
             for container in (*pod.spec.init_containers, *pod.spec.containers):
-                directory = self._group(root, pod.uid, container.name)
+                directory = f"{group}/{container.name}"
                 try:
                     _make(directory)
                     if version == 2:
@@ -46,13 +47,14 @@ class Cgroups:
 
     def of(self, uid: str, container: str) -> list[str]:
         """The directories whose groups a container's processes belong to."""
-        found = [str(self._group(root, uid, container)) for _, root in self._hierarchies]
+        found = [f"{self._pod(root, uid)}/{container}" for _, root in self._hierarchies]
         return [directory for directory in found if os.path.isdir(directory)]
 
     def oom_kills(self, uid: str, container: str) -> int:
         """How often the kernel has killed something of this container, in any of its attempts, for want of memory."""
         for version, root in self._hierarchies:
-            path = self._group(root, uid, container) / ("memory.events" if version == 2 else "memory.oom_control")
+            name = "memory.events" if version == 2 else "memory.oom_control"
+            path = Path(self._pod(root, uid), container, name)
             with contextlib.suppress(OSError, ValueError):
                 for line in path.read_text().splitlines():
                     key, _, value = line.partition(" ")
@@ -63,7 +65,7 @@ class Cgroups:
     def remove(self, uid: str) -> None:
         """Remove the pod's groups; one that still holds a process is left and said so."""
         for _, root in self._hierarchies:
-            pod = self._group(root, uid)
+            pod = Path(self._pod(root, uid))
             if not pod.is_dir():
                 continue
             for directory in sorted((p for p in pod.rglob("*") if p.is_dir()), reverse=True):
@@ -81,31 +83,31 @@ class Cgroups:
                 with contextlib.suppress(OSError):
                     directory.rmdir()
 
-    def _group(self, root: Path, uid: str, container: str = "") -> Path:
-        return Path(f"{root}/kubepods/{self._node}/pod{uid}/{container}")
+    def _pod(self, root: Path, uid: str) -> str:
+        return f"{root}/kubepods/{self._node}/pod{uid}"
 
-    def _enable(self, root: Path, directory: Path) -> None:
+    def _enable(self, root: Path, directory: str) -> None:
         available = _V2.intersection((root / "cgroup.controllers").read_text().split())
-        for level in reversed(directory.relative_to(root).parents):
+        for level in reversed(Path(directory).relative_to(root).parents):
             control = root / level / "cgroup.subtree_control"
             missing = available - set(control.read_text().split())
             if missing:
                 control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
 
-    def _complain(self, directory: Path, error: Exception) -> None:
+    def _complain(self, directory: str, error: Exception) -> None:
         if not self._has_complained:
-            log.warning("pods run without some limits", path=str(directory), reason=str(error))
+            log.warning("pods run without some limits", path=directory, reason=str(error))
             self._has_complained = True
 
 
-def _make(directory: Path) -> None:
+def _make(directory: str) -> None:
     """mkdir -p from the top: making a cgroup is slow, so nothing is tried twice."""
     try:
         os.mkdir(directory)
     except FileExistsError:
         return
     except FileNotFoundError:
-        _make(directory.parent)
+        _make(os.path.dirname(directory))
         os.mkdir(directory)
 
 
@@ -124,8 +126,11 @@ def find_hierarchies() -> list[tuple[int, Path]]:
     return found
 
 
-def _limit(version: int, controller: str, directory: Path, container: Container) -> None:
+def _limit(version: int, controller: str, group: str, container: Container) -> None:
     limits = container.resources.limits
+    if not limits:
+        return
+    directory = Path(group)
     memory = Quantity.parse(limits["memory"]).value if "memory" in limits else None
     cpu = Quantity.parse(limits["cpu"]).milli_value if "cpu" in limits else None
     controllers = controller.split(",")  # "cpu,cpuacct" is one hierarchy on many machines

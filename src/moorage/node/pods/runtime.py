@@ -87,13 +87,14 @@ class Runtime:
 
     async def start(self, container: Container, spec: Mapping[str, Any]) -> None:
         """Run a container; returns when its program has been executed, or raises ContainerFailed."""
-        container.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-        container.log.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        document = {**spec, "state": str(container.directory / "state.json"), "log": str(container.log)}
-        path = container.directory / "spec.json"
-        path.write_text(json.dumps(document))
-        path.chmod(0o600)  # environment variables may be secret
-        reply = await self._ask({"op": "run", "spec": str(path)}, [])
+        directory, log_file = str(container.directory), str(container.log)
+        os.makedirs(directory, 0o750, exist_ok=True)
+        os.makedirs(os.path.dirname(log_file), 0o755, exist_ok=True)
+        path = f"{directory}/spec.json"
+        document = json.dumps({**spec, "state": f"{directory}/state.json", "log": log_file})
+        with open(path, "w", opener=_private) as file:  # environment variables may be secret
+            file.write(document)
+        reply = await self._ask({"op": "run", "spec": path}, [])
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 answer = await reply.line()
@@ -333,6 +334,10 @@ def read_state(directory: Path) -> dict[str, Any]:
 def write_state(directory: Path, state: Mapping[str, Any]) -> None:
     if directory.is_dir():
         record.write(str(directory / "state.json"), dict(state))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _wait_for_start(directory: Path, ends_at: float) -> None:

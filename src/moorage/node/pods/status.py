@@ -24,7 +24,7 @@ _OWN = frozenset({"PodReadyToStartContainers", "Initialized", "Ready", "Containe
 # takes, and the more such writes would take from them.
 _CREATING_S, _CREATING_EACH_S, _CREATING_MAX_S = 1.0, 0.05, 10.0
 # An API server takes about half as much processor time for twenty writes that come together as for twenty that do not.
-_TOGETHER, _TOGETHER_S = 32, 0.5
+_TOGETHER, _TOGETHER_S = 64, 1.0
 
 
 @dataclass(slots=True)

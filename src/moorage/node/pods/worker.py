@@ -214,8 +214,8 @@ class PodWorker:
         except (BadContainer, ApiError, OSError) as error:
             self._not_created(pod, name, error)
             return
-        directory = tools.layout.containers_of(pod.uid) / name / str(number)
-        log_file = tools.layout.logs / f"{pod.namespace}_{pod.name}_{pod.uid}" / name / f"{number}.log"
+        directory = tools.layout.containers_of(pod.uid).joinpath(name, str(number))
+        log_file = tools.layout.logs.joinpath(f"{pod.namespace}_{pod.name}_{pod.uid}", name, f"{number}.log")
         container = Container(pod.uid, name, number, directory, log_file)
         attempts.append(container)
         owner = {"namespace": pod.namespace, "pod": pod.name, "streak": next_streak(last)}

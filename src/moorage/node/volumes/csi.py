@@ -262,9 +262,10 @@ def _data_or(directory: Path, target: Path, source: CsiSource) -> Mapping[str, s
 
 def _shows_a_mount(target: Path) -> bool:
     """Whether the directory seen at a path is not the one that its parent holds. Much cheaper than the mount table."""
-    parent = os.stat(target.parent)
-    with os.scandir(target.parent) as entries:
-        held = {entry.name: entry.inode() for entry in entries}.get(target.name)
+    above, name = os.path.split(target)
+    parent = os.stat(above)
+    with os.scandir(above) as entries:
+        held = {entry.name: entry.inode() for entry in entries}.get(name)
     seen = os.stat(target)
     return (seen.st_dev, seen.st_ino) != (parent.st_dev, held)
 

@@ -30,14 +30,14 @@ def for_pod(source: CsiSource, node: str, attachment: str, se_linux_context: str
     return for_device(source, se_linux_context) | named | mode
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: Path | str) -> None:
     """With its parents; what lies below is nobody's business but root's and the group's."""
     try:
         os.mkdir(path, 0o750)
     except FileExistsError:
         return
     except FileNotFoundError:
-        make_directory(path.parent)
+        make_directory(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o750)
 
