@@ -76,6 +76,7 @@ class Runtime:
         self._hide = hide  # directories of the host that no container sees
         self._socket: socket.socket | None = None
         self._supervisor: _Supervisor | None = None
+        self._left: list[_Supervisor] = []  # earlier ones that have not ended
         self._starting = asyncio.Lock()
         self._sending = asyncio.Lock()
         self._followed: dict[int, Container] = {}
@@ -101,7 +102,7 @@ class Runtime:
         except TimeoutError:
             (container.directory / ABANDONED).touch()  # should it come up after all, it ends at once
             if not (container.directory / "state.json").exists():  # its supervisor hangs: the next one has another
-                await self._leave_supervisor()
+                self._leave_supervisor()
             raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
         finally:
             reply.close()
@@ -144,16 +145,16 @@ class Runtime:
             loop.remove_reader(pidfd)
             os.close(pidfd)
         self._followed.clear()
-        await self._leave_supervisor(patience_s)
+        self._leave_supervisor()
+        await asyncio.gather(*(one.leave(patience_s) for one in self._left))
 
-    async def _leave_supervisor(self, patience_s: float = 0.0) -> None:
-        """It ends by itself once it has no container, which is soon if it has none now."""
+    def _leave_supervisor(self) -> None:
+        """It ends by itself once it has no container, which is soon if it has none now; its end is heard of."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        left, self._supervisor = self._supervisor, None  # at once: several starts may find it hanging
-        if left is not None:
-            await left.leave(patience_s)
+        left, self._supervisor = self._supervisor, None
+        self._left = [one for one in (*self._left, left) if one is not None and not one.is_over]
 
     def _signal(self, container: Container, number: signal.Signals) -> None:
         """To the container's first process. As long as it is a child of its supervisor, its number is its
@@ -232,7 +233,7 @@ class Runtime:
                 except OSError as error:
                     if attempt == 2:
                         raise NotCreated(f"the process that starts containers cannot be reached: {error}") from error
-                    await self._leave_supervisor()
+                    self._leave_supervisor()
         except BaseException:
             os.close(read)
             raise
@@ -244,7 +245,7 @@ class Runtime:
         async with self._starting:
             if self._socket is not None and self._supervisor is not None and not self._supervisor.is_over:
                 return self._socket
-            await self._leave_supervisor()
+            self._leave_supervisor()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 self._supervisor = _Supervisor(theirs, self._hide)
