@@ -133,7 +133,7 @@ class Agent:
             client=self.client,
             volumes=self.volumes,
             runtime=self.runtime,
-            specs=SpecMaker(self.layout, self.fetch, self.volumes, self.config.address),
+            specs=SpecMaker(self.layout, self.fetch, self.volumes, self.config.address, self.config.api.server),
             cgroups=self.cgroups,
             statuses=self.statuses,
             recorder=self.recorder,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorage.kube.errors import AlreadyExists
-from moorage.kube.objects.core import Pod, Secret, ServiceAccount
+from moorage.kube.objects.core import ConfigMap, Pod, Secret, ServiceAccount
 
 pytestmark = pytest.mark.root
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
@@ -302,6 +302,22 @@ async def test_a_pod_finds_the_token_of_its_account_where_programs_look_for_it(l
     claims = claims_in(token)
     assert claims["sub"] == "system:serviceaccount:default:default"
     assert claims["kubernetes.io"]["pod"] == {"name": "p1", "uid": pod.uid}
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+async def test_a_client_in_a_pod_finds_the_api_server_and_its_account_as_in_any_cluster(lab):
+    await ensure_account(lab)
+    await lab.until(lambda: lab.client.find(ConfigMap, "kube-root-ca.crt", "default"), what="certificate authority")
+    await lab.start_agent()
+    review = '{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}'
+    ask = f"echo '{review}' | kubectl create --raw /apis/authentication.k8s.io/v1/selfsubjectreviews -f -"
+    await lab.pod(claim="", command=f"HOME=/none; {ask}", restartPolicy="Never", automountServiceAccountToken=True)
+    await lab.phase("p1", "Succeeded")
+    answer = await lab.client.request("GET", "/api/v1/namespaces/default/pods/p1/log")
+    assert json.loads(answer)["status"]["userInfo"]["username"] == "system:serviceaccount:default:default"
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()

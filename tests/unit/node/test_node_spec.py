@@ -10,7 +10,7 @@ from moorage.kube.objects.core import ConfigMap, Pod, Secret
 from moorage.node.layout import Layout
 from moorage.node.pods import spec
 from moorage.node.pods.sandbox import KEPT_CAPABILITIES
-from moorage.node.pods.spec import BadContainer, SpecMaker, expand, identity
+from moorage.node.pods.spec import BadContainer, SpecMaker, api_variables, expand, identity
 
 MAPS = {"cfg": {"K": "v", "L": "w"}}
 SECRETS = {"sec": {"p": "pass", "K": "secret"}}
@@ -169,3 +169,37 @@ async def test_rights_are_kept_and_dropped_by_name(tmp_path):
     with pytest.raises(BadContainer, match="SYS_NONSENSE") as raised:
         await kept(add=["SYS_NONSENSE"])
     assert raised.value.reason == "CreateContainerError"
+
+
+@pytest.mark.parametrize(
+    ("server", "host", "port"),
+    [
+        ("https://127.0.0.1:6443", "127.0.0.1", "6443"),
+        ("https://api.example", "api.example", "443"),
+        ("https://[fd00::1]:8443/", "fd00::1", "8443"),
+    ],
+)
+def test_programs_are_told_where_the_api_server_is(server, host, port):
+    assert api_variables(server) == {
+        "KUBERNETES_SERVICE_HOST": host,
+        "KUBERNETES_SERVICE_PORT": port,
+        "KUBERNETES_SERVICE_PORT_HTTPS": port,
+    }
+
+
+@pytest.mark.parametrize("server", ["", "http://localhost", "https://proxy.example/clusters/one"])
+def test_they_are_told_of_none_that_a_client_in_a_cluster_could_not_reach(server):
+    assert api_variables(server) == {}
+
+
+async def test_the_pod_has_the_last_word_on_where_the_api_server_is(tmp_path):
+    specs = SpecMaker(Layout(tmp_path), Objects(), Volumes(), "10.0.0.7", "https://api.example:1")
+    env = [
+        {"name": "SEEN", "value": "$(KUBERNETES_SERVICE_HOST):$(KUBERNETES_SERVICE_PORT)"},
+        {"name": "KUBERNETES_SERVICE_HOST", "value": "other.example"},
+    ]
+    found = pod(env=env, args=["$(KUBERNETES_SERVICE_HOST)"])
+    document = await specs.make(found, found.spec.containers[0], [])
+    assert document["env"]["SEEN"] == "api.example:1"
+    assert document["env"]["KUBERNETES_SERVICE_HOST"] == "other.example"
+    assert document["argv"][-1] == "other.example"

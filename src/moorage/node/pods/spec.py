@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from moorage.errors import MoorageError
 from moorage.host import libc, mountinfo
@@ -69,10 +70,22 @@ def _expanded(text: str, values: Mapping[str, str]) -> str:
     return expand(text, values)
 
 
+def api_variables(server: str) -> dict[str, str]:
+    """How programs in a pod are told of the API server. They have the host's network, so for them it is where it is for
+    the agent; the names promise a server with TLS at the root of a host."""
+    url = urlsplit(server)
+    if url.scheme != "https" or not url.hostname or url.path.strip("/"):
+        return {}
+    port = str(url.port or 443)
+    return {"KUBERNETES_SERVICE_HOST": url.hostname, "KUBERNETES_SERVICE_PORT": port,
+            "KUBERNETES_SERVICE_PORT_HTTPS": port}  # fmt: skip
+
+
 class SpecMaker:
     """Makes specifications for one node."""
 
-    def __init__(self, layout: Layout, fetch: Fetch, volumes: VolumeManager, host_ip: str) -> None:
+    def __init__(self, layout: Layout, fetch: Fetch, volumes: VolumeManager, host_ip: str, server: str = "") -> None:
+        self._api_variables = api_variables(server)
         self._layout = layout
         self._fetch = fetch
         self._volumes = volumes
@@ -108,8 +121,9 @@ class SpecMaker:
         }
 
     async def environment(self, pod: Pod, container: Container) -> dict[str, str]:
-        """What the pod says; what a runtime adds to it is not for `$(NAME)`."""
-        env: dict[str, str] = {}
+        """What the pod says, and the variables of the API server where it says nothing of them; what a runtime adds to
+        it is not for `$(NAME)`."""
+        env = dict(self._api_variables)
         for source in container.env_from:
             prefix = str(source.get("prefix") or "")
             for key, value in (await self._bulk(pod, source)).items():
