@@ -109,7 +109,7 @@ class Agent:
         self.runtime = Runtime(
             lambda container: self.pods.container_ended(container), hide=(str(self.layout.root), *config.hide)
         )
-        self.statuses = StatusWriter(client, lambda: self.volumes.under_way > _FEW)
+        self.statuses = StatusWriter(client, lambda: self.volumes.under_way)
         self.cgroups = Cgroups(config.node_name)
         self.pods = self._pod_manager()
         self.stats = VolumeStats(self.layout, self.registry, self.volumes)
