@@ -124,7 +124,7 @@ class Lab:
         """Processor time so far of the agent, of the driver, and of this process: the API server and its clients."""
         assert self.agent is not None
         assert self.driver is not None
-        return {"agent": _cpu_s(self.agent.pid), "driver": _cpu_s(self.driver.pid), "API": time.process_time()}
+        return {"agent": cpu_s(self.agent.pid), "driver": cpu_s(self.driver.pid), "API": time.process_time()}
 
     def published(self) -> int:
         """How often the plain driver has published a volume."""
@@ -216,14 +216,14 @@ class Lab:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Of a process and of its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.asynccontextmanager
-async def _api(base: Path, kubeconfig: str) -> AsyncIterator[tuple[str, Client]]:
+async def api(base: Path, kubeconfig: str) -> AsyncIterator[tuple[str, Client]]:
     """The path of a kubeconfig and a client: of the API server that it names, or of one in this process."""
     if kubeconfig:
         async with Client(kube_config.load(kubeconfig)) as client:
@@ -252,7 +252,7 @@ async def lab(
     announced = ScriptedDriver(NAMES[kind], base / "data", base / "root" / "plugins" / "b.sock", registry)
     made: Lab | None = None
     try:
-        async with _api(base, kubeconfig) as (path, client):
+        async with api(base, kubeconfig) as (path, client):
             spec = {"attachRequired": False}
             await client.create(CSIDriver, {"metadata": {"name": NAMES[kind]}, "spec": spec})
             made = Lab(base, path, client, kind, command or [])

@@ -109,11 +109,16 @@ class Agent:
         self.runtime = Runtime(
             lambda container: self.pods.container_ended(container), hide=(str(self.layout.root), *config.hide)
         )
-        self.statuses = StatusWriter(client, lambda: self.volumes.under_way)
+        self.statuses = StatusWriter(client, lambda: self.to_come)
         self.cgroups = Cgroups(config.node_name)
         self.pods = self._pod_manager()
         self.stats = VolumeStats(self.layout, self.registry, self.volumes)
         self.endpoint = Endpoint(self.pods, self.statuses, self.runtime, self.stats, config, client)
+
+    @property
+    def to_come(self) -> int:
+        """How many volumes beyond a few are being worked on: where there are any, telling of pods may wait."""
+        return max(0, self.volumes.under_way - _FEW)
 
     def _volume_manager(self) -> VolumeManager:
         layout, node, registry, fetch = self.layout, self.config.node_name, self.registry, self.fetch
@@ -186,7 +191,7 @@ async def run(config: AgentConfig, stop: asyncio.Event) -> None:
                     "kubelet",
                     config.node_name,
                     per_second=_EVENTS_PER_S,
-                    is_busy=lambda: agent.volumes.under_way > _FEW,
+                    is_busy=lambda: agent.to_come > 0,
                 )
             )
             agent = Agent(config, client, informers, recorder)

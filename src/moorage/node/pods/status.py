@@ -23,9 +23,8 @@ _OWN = frozenset({"PodReadyToStartContainers", "Initialized", "Ready", "Containe
 # Most pods run before anybody could read that they are being made. The more are being made at once, the longer each
 # takes, and the more such writes would take from them.
 _CREATING_S, _CREATING_EACH_S, _CREATING_MAX_S = 1.0, 0.05, 10.0
-# An API server takes about half as much processor time for twenty writes that come together as for twenty that do not.
+# An API server takes much less processor time for writes that come together: see benchmarks/node_status.py.
 _TOGETHER, _TOGETHER_S = 64, 1.0
-_FEW = 8  # pods that are being made: with no more to come nothing is worth waiting for
 
 
 @dataclass(slots=True)
@@ -39,13 +38,12 @@ class _Entry:
 
 
 class StatusWriter:
-    """Statuses on their way to the API server. While many more are to come, as `under_way` says, they are gathered for
-    a moment; the fewer are to come, the fewer are gathered, so that the last pods do not wait for many others.
-    """
+    """Statuses on their way to the API server. While more are `to_come`, they are gathered for a moment; the fewer are
+    to come, the fewer are gathered, so that the last pods do not wait for many others."""
 
-    def __init__(self, client: Client, under_way: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, client: Client, to_come: Callable[[], int] = lambda: 0) -> None:
         self._client = client
-        self._under_way = under_way
+        self._to_come = to_come
         self._gathered: list[str] = []
         self._gathering: asyncio.TimerHandle | None = None
         self._entries: dict[str, _Entry] = {}
@@ -66,7 +64,7 @@ class StatusWriter:
             self._queue.add_after(pod.uid, min(wait_s, _CREATING_MAX_S))
             return
         self._gathered.append(pod.uid)
-        if len(self._gathered) >= min(self._under_way() - _FEW, _TOGETHER):
+        if len(self._gathered) >= min(self._to_come(), _TOGETHER):
             self._send_gathered()
         elif self._gathering is None:
             self._gathering = asyncio.get_running_loop().call_later(_TOGETHER_S, self._send_gathered)
