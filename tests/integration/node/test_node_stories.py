@@ -190,6 +190,24 @@ async def test_a_pod_whose_work_is_done_takes_its_sidecar_along(lab):
     await over(lab)
 
 
+async def test_work_that_is_done_at_once_does_not_end_the_pod_before_its_sidecar(lab, monkeypatch):
+    """However fast the program is: also when it has ended before the agent has seen it run."""
+    agent = await lab.start_agent()
+    start = agent.runtime.start
+
+    async def start_and_see_it_end(one, spec):
+        await start(one, spec)
+        while one.name == "main" and one.is_running:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(agent.runtime, "start", start_and_see_it_end)
+    side = container("side", "trap 'sleep 1; exit' TERM; sleep 1000 & wait", restartPolicy="Always")
+    await lab.pod(claim="", command="exit 0", restartPolicy="Never", initContainers=[side])
+    found = await lab.phase("p1", "Succeeded")
+    assert ["terminated" in one.state for one in found.status.init_container_statuses] == [True]
+    await over(lab)
+
+
 async def test_a_sidecar_that_the_others_leave_no_time_still_gets_its_signal(lab):
     agent = await lab.start_agent()
     side = container("side", "trap 'exit 7' TERM; while :; do sleep 0.05; done", restartPolicy="Always")

@@ -155,6 +155,9 @@ class PodWorker:
         if tried:
             attempts = self._attempts()
             decision = decide(pod, attempts, tools.clock())
+            if decision.is_over:  # already; but a sidecar may still run
+                self._over = decision
+                return 0.0
         held = self._config_errors
         self._tell(pod, Decision((), None, decision.phase, {**decision.waiting, **held}))
         self._tell_back_off(pod, decision, attempts)
