@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import stat
 import tempfile
 from pathlib import Path
@@ -89,3 +90,14 @@ async def test_what_one_container_does_to_its_devices_is_not_seen_in_another(tmp
     assert second.count("600") == 0
     assert len(second) == len(first) + 1
     assert stat.S_IMODE(Path("/dev/null").stat().st_mode) == 0o666
+
+
+async def test_signals_that_the_agent_ignores_or_blocks_reach_a_program(tmp_path):
+    ignored = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        found = await said(tmp_path, [], "grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
+    finally:
+        signal.signal(signal.SIGUSR2, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert [line.split()[1] for line in found] == ["0" * 16] * 2

@@ -13,11 +13,19 @@ import aiohttp
 import pytest
 
 from moorage.kube.objects.core import ConfigMap, Event, Pod, Secret
+from moorage.node.pods import launch
 from moorage.node.pods.cgroups import Cgroups
 from moorage.node.pods.runtime import read_state
 from moorage.node.serve import auth
 
 pytestmark = pytest.mark.root
+
+
+@pytest.fixture(autouse=True, params=["compiled", "forked"])
+def _launched(request, monkeypatch):
+    """Containers are the same, whether they are started with the compiled program or without."""
+    if request.param == "forked":
+        monkeypatch.setattr(launch, "PROGRAM", "")
 
 
 async def logs(lab, name, **query):
@@ -175,6 +183,32 @@ async def test_sub_paths_stay_inside_their_volume(lab):
     status = await lab.until(refused, what="CreateContainerError")
     assert "it leads out of the volume" in status.state["waiting"]["message"]
     assert (await lab.client.get(Pod, "p1", "default")).status.phase == "Pending"  # the volume may yet become right
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_a_file_of_a_volume_is_mounted_where_a_file_is_or_where_nothing_is(lab):
+    await lab.start_agent()
+    volumes = [{"name": "data", "emptyDir": {}}]
+    whole = {"name": "data", "mountPath": "/data"}
+    init = [{"name": "make", "image": "host", "command": ["sh", "-c", "echo mine > /data/file"],
+             "volumeMounts": [whole]}]  # fmt: skip
+    mounts = [{"name": "data", "mountPath": path, "subPath": "file"} for path in ("/new/deep/file", "/etc/hostname")]
+    _, text = await run_to_end(
+        lab, "cat /new/deep/file /etc/hostname; echo more >> /new/deep/file; stat -c %A /new/deep; cat /etc/hostname",
+        volumes=volumes, mounts=mounts, initContainers=init,
+    )  # fmt: skip
+    assert text.split() == ["mine", "mine", "drwxr-xr-x", "mine", "more"]
+    await lab.pod(claim="", command="true", restartPolicy="Never", volumes=volumes, initContainers=init,
+                  mounts=[{"name": "data", "mountPath": "/usr", "subPath": "file"}])  # fmt: skip
+
+    async def refused():
+        (status,) = (await lab.client.get(Pod, "p1", "default")).status.container_statuses or [None]
+        return status and status.state.get("waiting", {}).get("reason") == "CreateContainerError" and status
+
+    status = await lab.until(refused, what="CreateContainerError")
+    assert "mount volume at /usr" in status.state["waiting"]["message"]
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()

@@ -6,27 +6,29 @@ Start reading at: `run`.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import termios
 from typing import Any
 
 from moorage.node.pods import kernel, sandbox
+from moorage.node.pods.launch import AT_FDCWD, Launcher, Plan, errors
 
 _KINDS = (("ipc", kernel.CLONE_NEWIPC), ("uts", kernel.CLONE_NEWUTS), ("mnt", kernel.CLONE_NEWNS))
+_ANY = errors(*range(1, 63))
+_GONE = "enter the container"
 
 
-def run(request: dict[str, Any], streams: list[int], reply: int) -> int:
+def run(request: dict[str, Any], streams: list[int], reply: int, launcher: Launcher, origin: sandbox.Origin) -> int:
     """Run the program with these three streams; answer first with its pid, then with its exit code."""
     target = int(request["pid"])
     with open(f"/proc/{target}/ns/pid", "rb") as namespace:
         kernel.set_namespace(namespace.fileno(), kernel.CLONE_NEWPID)
     fail_read, fail_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(fail_read)
-        _become(request, target, streams, fail_write)
+    stdin, stdout, stderr = streams
+    plan = launcher.plan(fail_write, stdin=stdin, stdout=stdout, stderr=stderr)
+    _write(plan, request, target, origin)
+    pid = launcher.launch(plan)
     for fd in (*streams, fail_write):
         os.close(fd)
     failed = b""
@@ -34,7 +36,7 @@ def run(request: dict[str, Any], streams: list[int], reply: int) -> int:
         failed += chunk
     if failed:
         os.waitpid(pid, 0)
-        _answer(reply, {"error": failed.decode(errors="replace")})
+        _answer(reply, {"error": plan.failure(failed).text})
         return 0
     _answer(reply, {"pid": pid})
     _, status = os.waitpid(pid, 0)
@@ -43,35 +45,25 @@ def run(request: dict[str, Any], streams: list[int], reply: int) -> int:
     return 0
 
 
-def _become(request: dict[str, Any], target: int, streams: list[int], fail: int) -> None:
-    try:
-        os.set_inheritable(fail, False)
-        kernel.reset_signals()
-        sandbox.join(request.get("cgroups", []))
-        namespaces = [(os.open(f"/proc/{target}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in _KINDS]
-        for fd, kind in namespaces:
-            kernel.set_namespace(fd, kind)
-        os.setsid()
-        for number, fd in enumerate(streams):
-            os.dup2(fd, number)
-        if request.get("tty"):
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        sandbox.take_identity(request)
-        cwd = request.get("cwd") or "/"
-        with contextlib.suppress(OSError):
-            os.chdir(cwd)
-        environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **request["env"]}
-        if request.get("tty"):
-            environment.setdefault("TERM", "xterm")
-        argv = request["argv"]
-        try:
-            os.execvpe(argv[0], argv, environment)
-        except OSError as error:
-            os.write(fail, f"exec: {argv[0]!r}: {error.strerror}".encode())
-    except BaseException as error:
-        os.write(fail, f"{error}".encode() or repr(error).encode())
-    finally:
-        os._exit(127)
+def _write(plan: Plan, request: dict[str, Any], target: int, origin: sandbox.Origin) -> None:
+    origin.leave(plan)
+    sandbox.join(plan, request.get("cgroups", []))
+    namespaces = [
+        (plan.get("openat", AT_FDCWD, f"/proc/{target}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, 0, text=_GONE), kind)
+        for name, kind in _KINDS
+    ]
+    for fd, kind in namespaces:
+        plan.do("setns", fd, kind, text=_GONE)
+    plan.do("setsid", text="setsid")
+    sandbox.take_streams(plan, [plan.at[name] for name in ("stdin", "stdout", "stderr")])
+    if request.get("tty"):
+        plan.do("ioctl", 0, termios.TIOCSCTTY, 0, text="take the terminal")
+    sandbox.take_identity(plan, request)
+    plan.do("chdir", request.get("cwd") or "/", accept=_ANY, text="working directory")
+    environment = {"PATH": sandbox.PATH, **request["env"]}
+    if request.get("tty"):
+        environment.setdefault("TERM", "xterm")
+    sandbox.execute(plan, request["argv"], environment)
 
 
 def _answer(reply: int, message: dict[str, Any]) -> None:

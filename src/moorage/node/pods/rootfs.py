@@ -1,7 +1,7 @@
 """A container's root directory: an overlay of the host's root with its volumes in it, in a mount namespace of its own.
 
-Runs in the container's first process, before its program, with the standard library only.
-Owns: the mounts of the container, and the template that every container's mount namespace is a copy of.
+With the standard library and `host.libc` only: used by the process whose children containers are.
+Owns: the plan of the container's mounts, and the template that every container's mount namespace is a copy of.
 Start reading at: `enter`.
 
 Nothing is ever mounted where the host could see it: the writable layer is a tmpfs that lives in the container's own
@@ -15,10 +15,13 @@ import errno
 import json
 import os
 import stat
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from moorage.host import libc
 from moorage.node.pods import kernel
+from moorage.node.pods.launch import AT_FDCWD, Plan, Result, Unusable, errors
 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _LINKS = (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"),
@@ -27,6 +30,12 @@ _EMPTY = (("tmp", 0o1777), ("var/tmp", 0o1777), ("run", 0o755))  # what others l
 _OPAQUE = "trusted.overlay.opaque"
 _PROPAGATION = {"HostToContainer": kernel.MS_SLAVE, "Bidirectional": kernel.MS_SHARED}
 _PLACE = "/proc"  # a directory that every root has, to mount on before the root is changed
+_OPEN_TREE_CLONE, _FROM_EMPTY_PATH, _AT_EMPTY_PATH, _AT_RECURSIVE = 1, 4, 0x1000, 0x8000
+_ATTR_RDONLY = 1
+_ATTRIBUTES = struct.Struct("=QQQQ")  # to set, to clear, propagation, and a user namespace
+_HOW = struct.Struct("=QQQ")  # of openat2: flags, mode, what a path may lead through
+_MISSING, _IS_FILE = errors(errno.ENOENT), errors(errno.ENOTDIR)
+_EXISTS = errors(errno.EEXIST, errno.EROFS)  # NFS mounted read-only says so of what is there, too; the next step tells
 _LAYERS = f"lowerdir={_PLACE}/furniture:/,upperdir=upper,workdir=work"
 
 
@@ -60,43 +69,49 @@ def template(hide: Sequence[str]) -> Template:
         os.waitpid(pid, 0)
 
 
-def enter(spec: dict[str, Any], template: Template) -> None:
-    """Leave the host's mounts for those of a new container."""
-    trees = [_tree_of(volume) for volume in spec["mounts"]]  # taken here, where the host's mounts are
-    system = _tree_at("/sys")
-    kernel.set_propagation(system, kernel.MS_PRIVATE, read_only=not spec.get("privileged"))
-    devices = _tree_at("/dev") if spec.get("privileged") else -1
-    kernel.set_namespace(template.namespace, kernel.CLONE_NEWNS)
-    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | (0 if spec.get("host_ipc") else kernel.CLONE_NEWIPC))
+def enter(plan: Plan, spec: dict[str, Any], template: Template) -> None:
+    """Leave the host's mounts for those of a new container. The process has the `template`."""
+    trees = [_tree_of(plan, volume) for volume in spec["mounts"]]  # taken here, where the host's mounts are
+    system = _tree_at(plan, "/sys")
+    _set_attributes(plan, system, kernel.MS_PRIVATE, 0 if spec.get("privileged") else _ATTR_RDONLY)
+    devices = _tree_at(plan, "/dev") if spec.get("privileged") else None
+    plan.do("setns", plan.at["template"], kernel.CLONE_NEWNS, text="enter the template")
+    kinds = kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | (0 if spec.get("host_ipc") else kernel.CLONE_NEWIPC)
+    plan.do("unshare", kinds, text="unshare")
     place = f"{_PLACE}/place"
-    kernel.mount("moorage-root", place, "tmpfs", 0, f"mode=0755,size={spec.get('root_bytes', 1 << 30)}")
-    os.chdir(place)
+    _mount(plan, "moorage-root", place, "tmpfs", 0, f"mode=0755,size={spec.get('root_bytes', 1 << 30)}")
+    _change_to(plan, place)
     for name in ("upper", "work", "root"):
-        os.mkdir(name, 0o755)
-    kernel.mount("moorage-root", "root", "overlay", 0, _LAYERS)
-    os.chdir("root")
+        plan.do("mkdirat", AT_FDCWD, name, 0o755, text=f"make {name}")
+    _mount(plan, "moorage-root", "root", "overlay", 0, _LAYERS)
+    _change_to(plan, "root")
     for name, mode in template.uncovered:
-        kernel.mount("moorage-hidden", name, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode={mode:o}")
-    kernel.attach(system, "sys")
-    if devices >= 0:
-        kernel.set_propagation(devices, kernel.MS_PRIVATE)
-        kernel.attach(devices, "dev")
+        _mount(plan, "moorage-hidden", name, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode={mode:o}")
+    _attach(plan, system, "sys")
+    if devices is not None:
+        _set_attributes(plan, devices, kernel.MS_PRIVATE)
+        _attach(plan, devices, "dev")
     else:
         options = "newinstance,ptmxmode=0666,mode=0620,gid=5"
-        kernel.mount("devpts", "dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
-    kernel.take_root()
-    _place_volumes(spec, trees)
-    kernel.set_host_name(str(spec["hostname"])[:63].encode())
+        _mount(plan, "devpts", "dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
+    plan.do("pivot_root", ".", ".", text="pivot_root")
+    plan.do("umount2", ".", kernel.MNT_DETACH, text="leave the host's root")
+    _change_to(plan, "/")
+    for volume, tree in zip(spec["mounts"], trees, strict=True):
+        _place_volume(plan, volume, tree)
+    for device in spec.get("devices", []):
+        _place_device(plan, device)
+    name = str(spec["hostname"])[:63]
+    plan.do("sethostname", name, len(os.fsencode(name)), text="set the host name")
 
 
-def finish(spec: dict[str, Any]) -> None:
+def finish(plan: Plan, spec: dict[str, Any]) -> None:
     """Its view of processes, and the last word on writing."""
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    cwd = spec.get("cwd")
-    if cwd and not os.path.isdir(cwd):  # here, where it may be made whoever the program runs as
-        os.makedirs(cwd, 0o755, exist_ok=True)
+    _mount(plan, "proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    if spec.get("cwd"):  # here, where it may be made whoever the program runs as
+        _make_directories(plan, spec["cwd"])
     if spec.get("read_only_root"):
-        kernel.make_read_only("/", recursive=False)
+        _make_read_only(plan, "/", recursive=False)
 
 
 def _become_template(hide: Sequence[str], made: int, done: int) -> None:
@@ -167,81 +182,98 @@ def _hide(inside: str, mode: int) -> bool:
     return True
 
 
-def _tree_at(path: str) -> int:
-    entry = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        return kernel.open_tree(entry, path)
-    finally:
-        os.close(entry)
+def _mount(plan: Plan, source: str, target: str, fstype: str, flags: int, options: str = "") -> None:
+    plan.do("mount", source, target, fstype, flags, options or 0, text=f"mount {fstype} at {target}")
 
 
-def _tree_of(volume: dict[str, Any]) -> int:
-    """A detached copy of a volume's mounts. Copied from the host's own, it can stay a peer of them."""
+def _change_to(plan: Plan, directory: str) -> None:
+    plan.do("chdir", directory, text=f"change to {directory}")
+
+
+def _set_attributes(plan: Plan, tree: Result, propagation: int, attributes: int = 0) -> None:
+    """Of every mount in a tree that is mounted nowhere yet."""
+    wanted = plan.data(_ATTRIBUTES.pack(attributes, 0, propagation, 0))
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    plan.do("mount_setattr", tree, "", flags, wanted, _ATTRIBUTES.size, text="set how mounts propagate")
+
+
+def _make_read_only(plan: Plan, path: str, *, recursive: bool) -> None:
+    wanted = plan.data(_ATTRIBUTES.pack(_ATTR_RDONLY, 0, 0, 0))
+    flags = _AT_RECURSIVE if recursive else 0
+    plan.do("mount_setattr", AT_FDCWD, path, flags, wanted, _ATTRIBUTES.size, text=f"make {path} read-only")
+
+
+def _attach(plan: Plan, tree: Result, target: str) -> None:
+    text = f"mount volume at {target}"
+    plan.do("move_mount", tree, "", AT_FDCWD, target, _FROM_EMPTY_PATH, text=text)
+    plan.do("close", tree, text=text)
+
+
+def _make_directories(plan: Plan, path: str) -> None:
+    """What is there stays as it is."""
+    parts = [part for part in path.split("/") if part]
+    for depth in range(1, len(parts) + 1):
+        above = "/".join(parts[:depth])
+        plan.do("mkdirat", AT_FDCWD, f"/{above}", 0o755, accept=_EXISTS, text=f"make directory /{above}")
+
+
+def _tree_at(plan: Plan, path: str) -> Result:
+    """A copy of the mounts at a path and below it, mounted nowhere yet; a peer of what it was copied from."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    return plan.get("open_tree", AT_FDCWD, path, flags, text=f"open volume {path}")
+
+
+def _tree_of(plan: Plan, volume: dict[str, Any]) -> Result:
+    """A copy of a volume's mounts. Copied from the host's own, it can stay a peer of them."""
     source = volume["source"]
-    if not volume.get("sub_path"):
-        tree = _tree_at(source)
+    if volume.get("sub_path"):
+        tree = _sub_path(plan, source, volume["sub_path"], volume.get("sub_path_mode", 0o750))
     else:
-        base = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        entry = -1
-        try:
-            entry = _sub_path(base, source, volume["sub_path"], volume.get("sub_path_mode", 0o750))
-            tree = kernel.open_tree(entry, source)
-        finally:
-            os.close(base)
-            if entry >= 0:
-                os.close(entry)
-    kernel.set_propagation(tree, _PROPAGATION.get(volume.get("propagation", "None"), kernel.MS_PRIVATE))
+        tree = _tree_at(plan, source)
+    _set_attributes(plan, tree, _PROPAGATION.get(volume.get("propagation", "None"), kernel.MS_PRIVATE))
     return tree
 
 
-def _sub_path(base: int, shown: str, path: str, mode: int) -> int:
-    """Open a path below a volume; links may not lead out of it. Missing directories are made."""
+def _sub_path(plan: Plan, source: str, path: str, mode: int) -> Result:
+    """What is at a path below a volume; links may not lead out of it. Missing directories are made."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise OSError(f"subPath {path!r} must not contain '..'")
-    try:
-        for depth in range(1, len(parts)):
-            _ensure_directory(base, "/".join(parts[:depth]), mode)
-        try:
-            return kernel.open_beneath(base, "/".join(parts) or ".", os.O_PATH)
-        except FileNotFoundError:
-            _ensure_directory(base, "/".join(parts), mode)
-        return kernel.open_beneath(base, "/".join(parts), os.O_PATH)
-    except OSError as error:
-        why = "it leads out of the volume" if error.errno == errno.EXDEV else error.strerror
-        raise OSError(f"subPath {path!r} of volume {shown} cannot be used: {why}") from error
+        raise Unusable(f"subPath {path!r} must not contain '..'")
+    plan.words[errno.EXDEV] = "it leads out of the volume"
+    text = f"subPath {path!r} of volume {source} cannot be used"
+    base = plan.get("openat", AT_FDCWD, source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, text=text)
+    for depth, name in enumerate(parts):
+        above = _open_beneath(plan, base, parts[:depth], os.O_DIRECTORY, text)
+        plan.do("mkdirat", above, name, mode, accept=_EXISTS, text=text)
+        plan.do("close", above, text=text)
+    entry = _open_beneath(plan, base, parts, 0, text)
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
+    return plan.get("open_tree", entry, "", flags, text=text)
 
 
-def _ensure_directory(base: int, path: str, mode: int) -> None:
-    try:
-        os.close(kernel.open_beneath(base, path, os.O_PATH | os.O_DIRECTORY))
-    except FileNotFoundError:
-        above, _, name = path.rpartition("/")
-        parent = kernel.open_beneath(base, above or ".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.mkdir(name, mode, dir_fd=parent)
-        except FileExistsError:
-            pass
-        finally:
-            os.close(parent)
+def _open_beneath(plan: Plan, base: Result, parts: list[str], flags: int, text: str) -> Result:
+    how = _HOW.pack(os.O_PATH | os.O_CLOEXEC | flags, 0, libc.BENEATH | libc.NO_MAGICLINKS)
+    return plan.get("openat2", base, "/".join(parts) or ".", plan.data(how), _HOW.size, text=text)
 
 
-def _place_volumes(spec: dict[str, Any], trees: list[int]) -> None:
-    for volume, tree in zip(spec["mounts"], trees, strict=True):
-        target = volume["target"]
-        if stat.S_ISDIR(os.fstat(tree).st_mode):
-            os.makedirs(target, 0o755, exist_ok=True)
-        elif not os.path.exists(target):
-            os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        kernel.attach(tree, target)
-        if volume.get("read_only"):
-            kernel.make_read_only(target, recursive=bool(volume.get("recursive_read_only")))
-    for device in spec.get("devices", []):
-        path = device["path"]
-        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        if os.path.lexists(path):
-            os.unlink(path)
-        os.mknod(path, stat.S_IFBLK | (0o440 if device.get("read_only") else 0o660), device["number"])
-        if device.get("gid") is not None:
-            os.chown(path, -1, device["gid"])
+def _place_volume(plan: Plan, volume: dict[str, Any], tree: Result) -> None:
+    target = volume["target"]
+    text = f"mount volume at {target}"
+    _make_directories(plan, os.path.dirname(target))
+    plan.do("openat", tree, ".", os.O_PATH | os.O_CLOEXEC, 0, accept=_IS_FILE, skip=1, text=text)
+    plan.do("mkdirat", AT_FDCWD, target, 0o755, accept=_EXISTS, text=text)
+    plan.do("mknodat", AT_FDCWD, target, stat.S_IFREG | 0o644, 0, accept=_EXISTS, text=text)
+    _attach(plan, tree, target)
+    if volume.get("read_only"):
+        _make_read_only(plan, target, recursive=bool(volume.get("recursive_read_only")))
+
+
+def _place_device(plan: Plan, device: dict[str, Any]) -> None:
+    path = device["path"]
+    text = f"make device {path}"
+    _make_directories(plan, os.path.dirname(path))
+    plan.do("unlinkat", AT_FDCWD, path, 0, accept=_MISSING, text=text)
+    mode = stat.S_IFBLK | (0o440 if device.get("read_only") else 0o660)
+    plan.do("mknodat", AT_FDCWD, path, mode, device["number"] & 0xFFFFFFFF, text=text)
+    if device.get("gid") is not None:
+        plan.do("fchownat", AT_FDCWD, path, -1, device["gid"], 0, text=text)

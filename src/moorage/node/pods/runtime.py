@@ -21,7 +21,7 @@ from typing import Any
 
 from moorage.errors import MoorageError
 from moorage.log import get_logger
-from moorage.node.pods import record
+from moorage.node.pods import launch, record
 from moorage.node.pods.record import ABANDONED, parent_of, start_ticks
 
 log = get_logger(__name__)
@@ -265,7 +265,7 @@ class _Supervisor:
     def __init__(self, control: socket.socket, hide: Sequence[str]) -> None:
         control.set_inheritable(True)
         script = str(Path(__file__).with_name("supervisor.py"))
-        arguments = ("-I", "-S", "-B", script, str(control.fileno()), str(os.getpid()), *hide)
+        arguments = ("-I", "-S", "-B", script, str(control.fileno()), str(os.getpid()), launch.PROGRAM, *hide)
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         self.pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], os.environ, file_actions=nothing)
         self.is_over = False

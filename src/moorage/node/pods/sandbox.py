@@ -1,34 +1,49 @@
-"""A container's first process, from its fork to its program.
+"""A container's first process, from its start to its program.
 
-Runs in the process forked from the supervisor, with the standard library only.
-Owns: control groups, streams, identity, and the program that is executed.
-Start reading at: `become`.
+With the standard library only: used by the process whose children containers are.
+Owns: the plan of that process: control groups, streams, identity, and the program that is executed.
+May not touch: anything but a plan. What may hang, such as a volume whose server is gone, hangs nobody else.
+Start reading at: `write`.
 """
 
 import contextlib
+import errno
 import os
 import resource
 import select
+import signal
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from moorage.node.pods import kernel, rootfs
+from moorage.node.pods.launch import AT_FDCWD, Calls, Plan, Result, errors
 
-NOT_CREATED = "not created: "  # before the reason, when nothing of the container was there yet
 # What container runtimes leave to a root that is not privileged.
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31})
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LAST_CAPABILITY = 40
 _OOM_SCORE = "/proc/self/oom_score_adj"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_DEFAULT_ACTION = bytes(32)
+_SPAWN_IGNORES = (32, 33)  # the C library's own, in whatever it spawns
+_NO_WAIT = bytes(16)
+_UNKNOWN = errors(errno.EINVAL)
+_NOT_FOUND = errors(errno.ENOENT, errno.ENOTDIR)
+_ANY = errors(*range(1, 63))
+_LEFT_ALONE = "the process that starts containers went away"
 
 
 class Origin(NamedTuple):
-    """What the supervisor is made of and containers are not: it has more files open, and is the last process that the
-    kernel ends for want of memory, since all containers would end with it."""
+    """What the supervisor is made of and containers are not: it has more files open, ignores signals, and is the last
+    process that the kernel ends for want of memory, since all containers would end with it."""
 
     processes: int  # a descriptor of its PID namespace
     process: int  # one of itself
     files: tuple[int, int]
     oom_score: bytes
+    ignored: tuple[int, ...]  # signals, which would stay ignored in a program
 
     @classmethod
     def take(cls) -> "Origin":
@@ -39,97 +54,99 @@ class Origin(NamedTuple):
         with contextlib.suppress(PermissionError), open(_OOM_SCORE, "wb") as file:
             file.write(b"-999")
         processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        return cls(processes, os.pidfd_open(os.getpid()), (soft, hard), score)
+        ignored = [int(one) for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN]
+        return cls(processes, os.pidfd_open(os.getpid()), (soft, hard), score, (*ignored, *_SPAWN_IGNORES))
 
     def return_to_processes(self) -> None:
         """From now on children are of the supervisor's own PID namespace again."""
         kernel.set_namespace(self.processes, kernel.CLONE_NEWPID)
 
-    def restore(self) -> None:
-        """In a fork: what a program is to find."""
-        resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
-        fd = os.open(_OOM_SCORE, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, self.oom_score)
-        finally:
-            os.close(fd)
-
-    def is_gone(self) -> bool:
-        """Whether the supervisor has ended. Only whoever asked to die with it before can rely on it."""
-        poll = select.poll()
-        poll.register(self.process, select.POLLIN)
-        return bool(poll.poll(0))
+    def leave(self, plan: Plan) -> None:
+        """What a program is to find."""
+        action = plan.data(_DEFAULT_ACTION)
+        for number in self.ignored:
+            plan.do("rt_sigaction", number, action, 0, 8, text="reset signals")
+        limits = plan.data(struct.pack("=qq", *self.files))
+        plan.do("prlimit64", 0, resource.RLIMIT_NOFILE, limits, 0, text="limit open files")
+        _write_to(plan, _OOM_SCORE, self.oom_score)
 
 
-def become(spec: dict[str, Any], template: rootfs.Template, origin: Origin, pipes: tuple[int, int, int, int]) -> None:
-    """Turn this process into the container: output, errors, why it failed, and leave to go on. Never returns. Whatever
-    hangs here, such as a volume whose server is gone, hangs nobody else."""
-    out, err, fail, go = pipes
-    prefix = NOT_CREATED
-    try:
-        kernel.die_with_parent()
-        kernel.reset_signals()
-        origin.restore()
-        join(spec.get("cgroups", []))
-        os.umask(0)
-        rootfs.enter(spec, template)
-        if os.read(go, 1) != b"g":  # it is written once the container is on record
-            raise OSError("the process that starts containers went away")
-        prefix = ""
-        rootfs.finish(spec)
-        os.setsid()
-        _take_streams(out, err)
-        take_identity(spec)
-        if origin.is_gone():
-            os._exit(127)
-        _execute(spec)
-    except BaseException as error:
-        os.write(fail, f"{prefix}{error}".encode() or repr(error).encode())
-    finally:
-        os._exit(127)
+def write(plan: Plan, spec: dict[str, Any], template: rootfs.Template, origin: Origin) -> int:
+    """All that the process does. It has `go`, from which it reads once the container is on record, its supervisor as
+    `origin`, the `template`, `out` and `err`. Returns the step up to which nothing of the container is there."""
+    die_with_parent(plan)
+    origin.leave(plan)
+    join(plan, spec.get("cgroups", []))
+    plan.do("umask", 0, text="umask")
+    rootfs.enter(plan, spec, template)
+    waits = len(plan)
+    plan.do("read", plan.at["go"], plan.data(bytes(1)), 1, expect=1, text=_LEFT_ALONE)
+    rootfs.finish(plan, spec)
+    plan.do("setsid", text="setsid")
+    null = plan.get("openat", AT_FDCWD, os.devnull, os.O_RDONLY | os.O_CLOEXEC, 0, text=f"open {os.devnull}")
+    take_streams(plan, (null, plan.at["out"], plan.at["err"]))
+    take_identity(plan, spec)
+    poll = plan.data(struct.pack("=ihh", plan.at["origin"], select.POLLIN, 0))
+    plan.do("ppoll", poll, 1, plan.data(_NO_WAIT), 0, 0, expect=0, text=_LEFT_ALONE)
+    directory = spec.get("cwd") or "/"
+    plan.do("chdir", directory, text=f"working directory {directory!r}")
+    execute(plan, spec["argv"], {"PATH": PATH, "HOME": "/", **spec["env"]})
+    return waits
 
 
-def join(cgroups: list[str]) -> None:
-    """Move this process into control groups, given as directories."""
+def die_with_parent(plan: Plan) -> None:
+    plan.do("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0, text="prctl")
+
+
+def join(plan: Plan, cgroups: Iterable[str]) -> None:
+    """Move the process into control groups, given as directories."""
     for directory in cgroups:
-        fd = os.open(f"{directory}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        os.write(fd, b"0")
-        os.close(fd)
+        _write_to(plan, f"{directory}/cgroup.procs", b"0")
 
 
-def take_identity(spec: dict[str, Any]) -> None:
+def take_streams(plan: Plan, streams: Sequence[int | Result]) -> None:
+    for number, fd in enumerate(streams):
+        plan.do("dup3", fd, number, 0, text="take streams")
+
+
+def take_identity(plan: Plan, spec: Mapping[str, Any]) -> None:
     """Groups, user, capabilities, and death with the parent."""
-    os.umask(0o022)
+    plan.do("umask", 0o022, text="umask")
     if not spec.get("privileged"):
-        kept = spec.get("capabilities", KEPT_CAPABILITIES)
-        for capability in range(_LAST_CAPABILITY + 1):
-            if capability not in kept:
-                kernel.drop_capability(capability)
-    os.setgroups(spec.get("groups", []))
-    os.setgid(spec.get("gid", 0))
-    os.setuid(spec.get("uid", 0))
+        plan.do_all(_drops(frozenset(spec.get("capabilities", KEPT_CAPABILITIES))))
+    groups = spec.get("groups", [])
+    plan.do("setgroups", len(groups), plan.data(struct.pack(f"={len(groups)}I", *groups)), text="take groups")
+    plan.do("setgid", spec.get("gid", 0), text="take a group")
+    plan.do("setuid", spec.get("uid", 0), text="take a user")
     if spec.get("no_new_privileges"):
-        kernel.forbid_new_privileges()
-    kernel.die_with_parent()
+        plan.do("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, text="forbid new privileges")
+    die_with_parent(plan)
 
 
-def _take_streams(out: int, err: int) -> None:
-    null = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    for fd in {null, out, err} - {0, 1, 2}:
-        os.close(fd)
+def execute(plan: Plan, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """The end of a plan."""
+    name = argv[0]
+    places = environment["PATH"].split(":") if "/" not in name else [""]
+    *others, last = [plan.text(f"{place}/{name}" if place else name) for place in places]
+    given = (plan.vector(argv), plan.vector(f"{key}={value}" for key, value in environment.items()))
+    text = f"exec: {name!r}"
+    if others:
+        for path in (*others, last):
+            plan.do("execve", path, *given, accept=_ANY, text=text)
+    for path in others:  # none of them: the first that is there and cannot be executed says why
+        plan.do("execve", path, *given, accept=_NOT_FOUND, text=text)
+    plan.do("execve", last, *given, text=text)
 
 
-def _execute(spec: dict[str, Any]) -> None:
-    os.chdir(spec.get("cwd") or "/")
-    environment = {"PATH": _PATH, "HOME": "/", **spec["env"]}
-    argv = spec["argv"]
-    try:
-        if "/" in argv[0]:
-            os.execve(argv[0], argv, environment)
-        else:
-            os.execvpe(argv[0], argv, environment)
-    except OSError as error:
-        raise OSError(f"exec: {argv[0]!r}: {error.strerror}") from error
+@lru_cache(maxsize=64)
+def _drops(kept: frozenset[int]) -> Calls:
+    """From the bounding set; a kernel may not know every capability."""
+    dropped = [(_PR_CAPBSET_DROP, one, 0, 0, 0) for one in range(_LAST_CAPABILITY + 1) if one not in kept]
+    return Calls.of("prctl", dropped, text="drop capabilities", accept=_UNKNOWN)
+
+
+def _write_to(plan: Plan, path: str, content: bytes) -> None:
+    text = f"write to {path}"
+    fd = plan.get("openat", AT_FDCWD, path, os.O_WRONLY | os.O_CLOEXEC, 0, text=text)
+    plan.do("write", fd, plan.data(content), len(content), text=text)
+    plan.do("close", fd, text=text)

@@ -1,7 +1,7 @@
-"""The process whose children an agent's containers are: it forks them, keeps their logs, records how they ended.
+"""The process whose children an agent's containers are: it starts them, keeps their logs, records how they ended.
 
 Run as a script with an isolated interpreter and the standard library only: it must start fast, stay small and have no
-threads. It reads requests from a socket; each forks a process that becomes a container (`sandbox.py`) or enters one
+threads. It reads requests from a socket; each starts a process that becomes a container (`sandbox.py`) or enters one
 that runs (`enter.py`). It outlives the agent for as long as it has containers: whatever the next agent must know is in
 `state.json` beside each specification. Signals go from the agent to a container's first process. If this process dies,
 the kernel kills its containers.
@@ -31,7 +31,7 @@ from typing import Any
 # The interpreter is started without site packages; only the package's own, empty parents are imported on the way.
 sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
-from moorage.node.pods import enter, kernel, record, rootfs, sandbox
+from moorage.node.pods import enter, kernel, launch, record, rootfs, sandbox
 from moorage.node.pods.logs import ContainerLog
 
 _LARGEST = 1 << 18
@@ -42,12 +42,14 @@ _COLLECT_AFTER = 64  # ended containers
 
 
 class _Container:
-    """One that was forked here and has not ended."""
+    """One that was started here and has not ended."""
 
-    __slots__ = ("fail", "failure", "lock", "log", "pid", "pidfd", "reply", "spec", "state", "streams")
+    __slots__ = ("fail", "failure", "lock", "log", "pid", "pidfd", "plan", "reply", "spec", "state", "streams", "waits")
 
     def __init__(self, spec: dict[str, Any], pid: int, reply: int, lock: int) -> None:
         self.spec = spec
+        self.plan: launch.Plan | None = None  # until it has come up
+        self.waits = 0  # the step of the plan up to which nothing was there
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.reply, self.lock = reply, lock
@@ -61,9 +63,12 @@ class _Container:
 class Supervisor:
     """Serves one agent, and its containers after that."""
 
-    def __init__(self, control: socket.socket, agent: int, template: rootfs.Template) -> None:
+    def __init__(
+        self, control: socket.socket, agent: int, template: rootfs.Template, launcher: launch.Launcher
+    ) -> None:
         self._control: socket.socket | None = control
         self._agent = agent
+        self._launcher = launcher
         self._template = template
         self._origin = sandbox.Origin.take()
         self._poll = select.epoll()
@@ -131,7 +136,7 @@ class Supervisor:
             else:
                 self._enter(request, streams, reply)
         except Exception as error:  # of one request; all containers live with this process
-            _answer(reply, {"error": f"{type(error).__name__}: {error}"})
+            _answer(reply, {"error": _words_of(error)})
             os.close(reply)
         for fd in streams:
             os.close(fd)
@@ -145,7 +150,7 @@ class Supervisor:
             if os.getppid() != self._agent:  # asked after locking: the next agent looks for the lock first
                 raise OSError(errno.ESRCH, "the agent that asked is gone")
             spec = json.loads(record.content_of(path))
-            container = self._fork(spec, reply, lock)
+            container = self._launch(spec, reply, lock)
         except BaseException:
             os.close(lock)
             raise
@@ -155,20 +160,20 @@ class Supervisor:
         for fd in container.streams:
             self._follow(container, fd, functools.partial(self._said, container, fd))
 
-    def _fork(self, spec: dict[str, Any], reply: int, lock: int) -> _Container:
+    def _launch(self, spec: dict[str, Any], reply: int, lock: int) -> _Container:
         """All that may hang or fail for this container alone is done in its own process."""
         (out, out_write), (err, err_write), (fail, fail_write), (go_read, go) = _pipes(4)
         try:
+            given = {"go": go_read, "template": self._template.namespace, "origin": self._origin.process}
+            plan = self._launcher.plan(fail_write, **given, out=out_write, err=err_write)
+            waits = sandbox.write(plan, spec, self._template, self._origin)
             if not spec.get("host_pid"):
                 kernel.unshare(kernel.CLONE_NEWPID)
             try:
-                pid = os.fork()
-                if pid == 0:
-                    os.close(go)
-                    sandbox.become(spec, self._template, self._origin, (out_write, err_write, fail_write, go_read))
+                pid = self._launcher.launch(plan)
             finally:
                 self._origin.return_to_processes()
-        except OSError:
+        except BaseException:
             for fd in (out, err, fail, go):
                 os.close(fd)
             raise
@@ -176,6 +181,7 @@ class Supervisor:
             for fd in (out_write, err_write, fail_write, go_read):
                 os.close(fd)
         container = _Container(spec, pid, reply, lock)
+        container.plan, container.waits = plan, waits
         container.state = {**self._me, "pid": pid, "started": time.time()}
         for fd in (out, err, fail):
             os.set_blocking(fd, False)
@@ -205,11 +211,10 @@ class Supervisor:
         try:
             for fd in (*self._handlers, self._poll.fileno()):
                 os.close(fd)
-            self._origin.restore()
             os.setsid()
-            status = enter.run(request, streams, reply)
+            status = enter.run(request, streams, reply, self._launcher, self._origin)
         except BaseException as error:
-            _answer(reply, {"error": f"{type(error).__name__}: {error}"})
+            _answer(reply, {"error": _words_of(error)})
         finally:
             os._exit(status)
 
@@ -235,6 +240,7 @@ class Supervisor:
             self._up(container)
 
     def _up(self, container: _Container) -> None:
+        container.plan = None
         is_heard = _answer(container.reply, {"state": container.state})
         self._let_go(container)
         if not is_heard and os.path.exists(f"{os.path.dirname(container.spec['state'])}/{record.ABANDONED}"):
@@ -287,9 +293,10 @@ class Supervisor:
 
     def _failed(self, container: _Container) -> None:
         """Where nothing was created there is no state of it either."""
-        text = container.failure.decode(errors="replace")
-        failure: dict[str, Any] = {"error": text.removeprefix(sandbox.NOT_CREATED)}
-        if text.startswith(sandbox.NOT_CREATED):
+        assert container.plan is not None
+        step, text = container.plan.failure(container.failure)
+        failure: dict[str, Any] = {"error": text}
+        if step <= container.waits:
             with contextlib.suppress(OSError):
                 os.unlink(container.spec["state"])
         else:
@@ -314,6 +321,10 @@ def _pipes(count: int) -> list[tuple[int, int]]:
             os.close(fd)
         raise
     return made
+
+
+def _words_of(error: BaseException) -> str:
+    return str(error) if isinstance(error, launch.Unusable) else f"{type(error).__name__}: {error}"
 
 
 def _answer(reply: int, message: dict[str, Any]) -> bool:
@@ -350,17 +361,18 @@ def _become_quiet() -> None:
     os.chdir("/")
 
 
-def main(control_fd: int, agent: int, hide: list[str]) -> None:
+def main(control_fd: int, agent: int, program: str, hide: list[str]) -> None:
     """Serve until nobody needs it."""
     os.closerange(3, control_fd)  # the agent may have been given files that every child gets
     os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     template = rootfs.template(hide)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the agent was started with: programs inherit it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
-    supervisor = Supervisor(control, agent, template)
+    supervisor = Supervisor(control, agent, template, launch.Launcher(program))
     _become_quiet()
     gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process
     gc.freeze()
@@ -368,4 +380,4 @@ def main(control_fd: int, agent: int, hide: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
