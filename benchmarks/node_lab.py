@@ -197,12 +197,12 @@ class Lab:
 
     async def all_running(self, count: int) -> None:
         """Listens and does not ask: what it takes would be taken from what is measured."""
-        informer = Informer(self.client, Pod)
+        informer = Informer(self.client, Pod, fields="status.phase=Running")
         running: set[str] = set()
         are_all = asyncio.Event()
 
         def heard(_old: Pod | None, new: Pod | None) -> None:
-            if new is not None and new.status.phase == "Running":
+            if new is not None:
                 running.add(new.name)
                 if len(running) >= count:
                     are_all.set()
