@@ -21,7 +21,7 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
 from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.kube.client import Client, PatchType
 from moorage.kube.errors import AlreadyExists
 from moorage.kube.informer import Informer
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount
@@ -159,14 +159,15 @@ class Lab:
         await self.client.patch(PersistentVolumeClaim, name, status, "default", subresource="status")
 
     async def pods(self, names: list[str]) -> None:
-        await asyncio.gather(*(self._pod(name, claim) for name, claim in zip(names, names, strict=True)))
+        """Pods with claims of the same names."""
+        await asyncio.gather(*(self._pod(name, claim=name) for name in names))
 
-    async def _pod(self, name: str, claim: str) -> None:
-        container = {"name": "main", "image": "host", "command": ["sleep", "100000"],
-                     "volumeMounts": [{"name": "data", "mountPath": "/data"}]}  # fmt: skip
-        volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim}}
-        spec = {"nodeName": "n1", "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False,
-                "containers": [container], "volumes": [volume]}  # fmt: skip
+    async def _pod(self, name: str, claim: str = "", node: str = "n1") -> None:
+        mounts = [{"name": "data", "mountPath": "/data"}] if claim else []
+        volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
+        container = {"name": "main", "image": "host", "command": ["sleep", "100000"], "volumeMounts": mounts}
+        spec = {"nodeName": node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False,
+                "containers": [container], "volumes": volumes}  # fmt: skip
         await self.client.create(Pod, {"metadata": {"name": name}, "spec": spec}, "default")
 
     async def bare(self, handles: list[str], at_once: int = 1000) -> float:
@@ -175,25 +176,52 @@ class Lab:
         gate = asyncio.Semaphore(at_once)
 
         async def one(handle: str) -> None:
-            staging, target = self.base / "bare" / handle / "s", self.base / "bare" / handle / "t"
-            common = {"volume_id": handle, "volume_capability": _MOUNTED, "staging_target_path": str(staging)}
             async with gate:
-                staging.mkdir(parents=True)
-                await self.csi.NodeStageVolume(pb.NodeStageVolumeRequest(**common))
-                await self.csi.NodePublishVolume(pb.NodePublishVolumeRequest(target_path=str(target), **common))
-
-        async def undo(handle: str) -> None:  # every mount that is left makes the next one slower
-            staging, target = self.base / "bare" / handle / "s", self.base / "bare" / handle / "t"
-            await self.csi.NodeUnpublishVolume(pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=str(target)))
-            await self.csi.NodeUnstageVolume(
-                pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=str(staging))
-            )
+                await self._publish(handle)
 
         started = time.monotonic()
         await asyncio.gather(*(one(handle) for handle in handles))
         took = time.monotonic() - started
-        await asyncio.gather(*(undo(handle) for handle in handles))
+        await asyncio.gather(*(self._unpublish(handle) for handle in handles))
         return took
+
+    async def without_agent(self, handles: list[str]) -> float:
+        """Seconds for what no agent could leave out: that many pods are created, the driver is asked for a volume for
+        each, and a status is written to each. They have the names of these volumes, and no claims."""
+        gate = asyncio.Semaphore(8)
+        container = {"name": "main", "image": "host", "imageID": "", "restartCount": 0, "ready": True,
+                     "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}  # fmt: skip
+        patch = {"status": {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [container]}}
+
+        async def one(handle: str) -> None:
+            await self._pod(handle, node="nobody")
+            async with gate:
+                await self._publish(handle)
+            await self.client.patch(Pod, handle, patch, "default", how=PatchType.STRATEGIC, subresource="status")
+
+        started = time.monotonic()
+        await asyncio.gather(*(one(handle) for handle in handles))
+        took = time.monotonic() - started
+        await asyncio.gather(*(self._unpublish(handle) for handle in handles))
+        await asyncio.gather(*(self.client.delete(Pod, handle, "default", grace_s=0) for handle in handles))
+        return took
+
+    def _paths(self, handle: str) -> tuple[Path, Path]:
+        return self.base / "bare" / handle / "s", self.base / "bare" / handle / "t"
+
+    async def _publish(self, handle: str) -> None:
+        staging, target = self._paths(handle)
+        common = {"volume_id": handle, "volume_capability": _MOUNTED, "staging_target_path": str(staging)}
+        staging.mkdir(parents=True, exist_ok=True)
+        await self.csi.NodeStageVolume(pb.NodeStageVolumeRequest(**common))
+        await self.csi.NodePublishVolume(pb.NodePublishVolumeRequest(target_path=str(target), **common))
+
+    async def _unpublish(self, handle: str) -> None:  # every mount that is left makes the next one slower
+        staging, target = self._paths(handle)
+        await self.csi.NodeUnpublishVolume(pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=str(target)))
+        await self.csi.NodeUnstageVolume(
+            pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=str(staging))
+        )
 
     async def all_running(self, count: int) -> None:
         """Listens and does not ask: what it takes would be taken from what is measured."""

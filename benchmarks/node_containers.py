@@ -1,0 +1,83 @@
+"""What starting a container costs, with the compiled launcher and without.
+
+Prints the processor time of one container, from its specification to its program: what this process, the supervisor
+and the container's own process take, for containers started eight at a time with each of the two in turn. The ratio is
+of the medians; without a launcher (no C compiler when Moorage was installed) there is nothing to compare.
+Run: python benchmarks/node_containers.py [--containers 100] [--rounds 5]
+"""
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+from node_lab import cpu_s
+
+from moorage.node.pods import launch
+from moorage.node.pods.runtime import Container, Runtime
+
+
+async def spent_ms(base: Path, program: str, count: int) -> float:
+    """Milliseconds per container."""
+    launch.PROGRAM = program
+    all_ended, running = asyncio.Event(), set[str]()
+
+    def ended(container: Container) -> None:
+        running.discard(container.id)
+        if not running:
+            all_ended.set()
+
+    runtime = Runtime(ended)
+    await runtime.open()
+    made = [Container("u", "main", number, base / str(number), base / f"{number}.log") for number in range(count)]
+    running |= {one.id for one in made}
+    spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
+    gate = asyncio.Semaphore(8)
+
+    async def start(container: Container) -> None:
+        async with gate:
+            await runtime.start(container, spec)
+
+    before = time.process_time()
+    await asyncio.gather(*(start(one) for one in made))
+    spent = time.process_time() - before + cpu_s(made[0].state["shim"])
+    # Too little for the ticks that other processes' times are counted in.
+    spent += sum(int(Path(f"/proc/{one.state['pid']}/schedstat").read_text().split()[0]) for one in made) / 1e9
+    for one in made:
+        runtime.kill(one)
+    async with asyncio.timeout(60):
+        await all_ended.wait()
+    await runtime.close()
+    return spent / count * 1000
+
+
+async def main(count: int, rounds: int) -> None:
+    found = {"compiled": launch.PROGRAM, "forked": ""}
+    if not launch.Launcher().is_compiled:
+        print("no launcher was compiled here")
+        del found["compiled"]
+    times: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(rounds):
+        for name, program in found.items():
+            base = Path(tempfile.mkdtemp(prefix="moorage-bench-"))
+            try:
+                times[name].append(await spent_ms(base, program, count))
+            finally:
+                shutil.rmtree(base)
+    medians = {name: statistics.median(every) for name, every in times.items()}
+    for name, every in times.items():
+        print(f"{name}: {medians[name]:.1f} ms of processor time per container ({min(every):.1f} to {max(every):.1f})")
+    if len(medians) == 2:
+        print(f"ratio {medians['compiled'] / medians['forked']:.2f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--containers", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    uvloop.run(main(options.containers, options.rounds))
