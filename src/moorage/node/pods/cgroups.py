@@ -65,16 +65,11 @@ class Cgroups:
     def remove(self, uid: str) -> None:
         """Remove the pod's groups; one that still holds a process is left and said so."""
         for _, root in self._hierarchies:
-            pod = Path(self._pod(root, uid))
-            if not pod.is_dir():
-                continue
-            for directory in sorted((p for p in pod.rglob("*") if p.is_dir()), reverse=True):
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
-            try:
-                pod.rmdir()
-            except OSError as error:
-                log.debug("cgroup is left behind", path=str(pod), reason=str(error))
+            for directory, _, _ in os.walk(self._pod(root, uid), topdown=False):
+                try:
+                    os.rmdir(directory)
+                except OSError as error:
+                    log.debug("cgroup is left behind", path=directory, reason=str(error))
 
     def remove_own(self) -> None:
         """Remove the agent's level, if no pod is left in it."""
