@@ -45,8 +45,8 @@ async def main(kind: str, delay_s: float, count: int, command: list[str], kubeco
         overheads.sort()
         print(f"{kind}: one pod: {overheads[2] * 1000:.0f} ms over the driver's own time (median of 5, goal < 150 ms)")
 
-        least = await bench.without_agent(together)
         at_once = await bench.bare(together)
+        least = await bench.without_agent(together)
         lost = stolen_s()
         total = await bench.bare(one_by_one, at_once=1)
         lost_alone = stolen_s() - lost
@@ -63,7 +63,8 @@ async def main(kind: str, delay_s: float, count: int, command: list[str], kubeco
         print(f"{kind}: the driver asked for all at once {at_once:.2f} s, ratio {took / at_once:.2f}")
         each = ", ".join(f"{who} {used / count * 1000:.1f}" for who, used in spent.items())
         print(f"{kind}: processor time per pod, in ms: {each}")
-        print(f"{kind}: the same pods, volumes and statuses without an agent {least:.2f} s, ratio {took / least:.2f}")
+        print(f"{kind}: as many pods, used volumes and statuses without an agent {least:.2f} s, "
+              f"ratio {took / least:.2f}")  # fmt: skip
         print(f"{kind}: over the processor time that the driver took meanwhile: {took / spent['driver']:.2f}")
         print(f"{kind}: processor time that the machine gave to others: {lost:.2f} s with pods, "
               f"{lost_alone:.2f} s with the driver alone")  # fmt: skip
