@@ -11,8 +11,8 @@ import struct
 
 # The same numbers on every architecture.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
-_OPEN_TREE_CLONE, _FROM_EMPTY_PATH, _TO_FOLLOWS_LINKS = 1, 4, 0x10
-_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+OPEN_TREE_CLONE, FROM_EMPTY_PATH, _TO_FOLLOWS_LINKS = 1, 4, 0x10
+AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
 AT_FDCWD = -100
 NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH = 0x01, 0x02, 0x04, 0x08  # how openat2 resolves a path
 
@@ -50,7 +50,7 @@ def umount2(target: str, flags: int) -> None:
 
 def open_tree(source: str, *, recursive: bool, at: int = AT_FDCWD) -> int:
     """A copy of the mount at a path, or at a descriptor if the path is empty, that is mounted nowhere yet."""
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0) | (0 if source else _AT_EMPTY_PATH)
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0) | (0 if source else AT_EMPTY_PATH)
     return _check(_libc.syscall(_SYS_OPEN_TREE, at, os.fsencode(source), flags), source)
 
 
@@ -63,7 +63,7 @@ def mount_setattr(
     path: str, attributes: int, *, clear: int = 0, propagation: int = 0, recursive: bool = False, at: int = AT_FDCWD
 ) -> None:
     """Change the attributes of the mount at a path, or at a descriptor if the path is empty."""
-    flags = (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
+    flags = (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH)
     wanted = struct.pack("=QQQQ", attributes, clear, propagation, 0)
     done = _libc.syscall(_SYS_MOUNT_SETATTR, at, os.fsencode(path), flags, wanted, len(wanted))
     _check(done, path or f"fd {at}")
@@ -71,7 +71,7 @@ def mount_setattr(
 
 def move_mount(tree: int, target: str, *, follow_links: bool) -> None:
     """Mount what `open_tree` has given at a path."""
-    flags = _FROM_EMPTY_PATH | (_TO_FOLLOWS_LINKS if follow_links else 0)
+    flags = FROM_EMPTY_PATH | (_TO_FOLLOWS_LINKS if follow_links else 0)
     moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), flags)
     _check(moved, target)
 

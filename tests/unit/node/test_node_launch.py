@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moorage.host.libc import AT_FDCWD
 from moorage.node.pods import sandbox
-from moorage.node.pods.launch import AT_FDCWD, PROGRAM, Calls, Launcher, Unusable, errors
+from moorage.node.pods.launch import ANY, PROGRAM, Calls, Launcher, Unusable, errors
 
 WRITE_NEW = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
 
@@ -152,7 +153,7 @@ def test_an_unexpected_result_is_a_failure_without_an_error(launcher):
 
 def test_an_error_beyond_those_that_can_be_accepted_is_one(launcher):
     def write(plan):
-        plan.do("write", plan.at["to"], plan.data(b"x"), 1, accept=errors(*range(1, 63)), text="send")
+        plan.do("write", plan.at["to"], plan.data(b"x"), 1, accept=ANY, text="send")
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nowhere:
         assert run(launcher, write, to=nowhere.fileno()).text == "send: Destination address required"

@@ -11,11 +11,11 @@ import os
 import termios
 from typing import Any
 
+from moorage.host.libc import AT_FDCWD
 from moorage.node.pods import kernel, sandbox
-from moorage.node.pods.launch import AT_FDCWD, Launcher, Plan, errors
+from moorage.node.pods.launch import ANY, Launcher, Plan
 
 _KINDS = (("ipc", kernel.CLONE_NEWIPC), ("uts", kernel.CLONE_NEWUTS), ("mnt", kernel.CLONE_NEWNS))
-_ANY = errors(*range(1, 63))
 _GONE = "enter the container"
 
 
@@ -59,7 +59,7 @@ def _write(plan: Plan, request: dict[str, Any], target: int, origin: sandbox.Ori
     if request.get("tty"):
         plan.do("ioctl", 0, termios.TIOCSCTTY, 0, text="take the terminal")
     sandbox.take_identity(plan, request)
-    plan.do("chdir", request.get("cwd") or "/", accept=_ANY, text="working directory")
+    plan.do("chdir", request.get("cwd") or "/", accept=ANY, text="working directory")
     environment = {"PATH": sandbox.PATH, **request["env"]}
     if request.get("tty"):
         environment.setdefault("TERM", "xterm")

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from moorage.host import libc
+from moorage.host.libc import AT_FDCWD
 from moorage.node.pods import kernel
-from moorage.node.pods.launch import AT_FDCWD, Plan, Result, Unusable, errors
+from moorage.node.pods.launch import Plan, Result, Unusable, errors
 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _LINKS = (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"),
@@ -30,7 +31,6 @@ _EMPTY = (("tmp", 0o1777), ("var/tmp", 0o1777), ("run", 0o755))  # what others l
 _OPAQUE = "trusted.overlay.opaque"
 _PROPAGATION = {"HostToContainer": kernel.MS_SLAVE, "Bidirectional": kernel.MS_SHARED}
 _PLACE = "/proc"  # a directory that every root has, to mount on before the root is changed
-_OPEN_TREE_CLONE, _FROM_EMPTY_PATH, _AT_EMPTY_PATH, _AT_RECURSIVE = 1, 4, 0x1000, 0x8000
 _ATTR_RDONLY = 1
 _ATTRIBUTES = struct.Struct("=QQQQ")  # to set, to clear, propagation, and a user namespace
 _HOW = struct.Struct("=QQQ")  # of openat2: flags, mode, what a path may lead through
@@ -193,19 +193,19 @@ def _change_to(plan: Plan, directory: str) -> None:
 def _set_attributes(plan: Plan, tree: Result, propagation: int, attributes: int = 0) -> None:
     """Of every mount in a tree that is mounted nowhere yet."""
     wanted = plan.data(_ATTRIBUTES.pack(attributes, 0, propagation, 0))
-    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    flags = libc.AT_EMPTY_PATH | libc.AT_RECURSIVE
     plan.do("mount_setattr", tree, "", flags, wanted, _ATTRIBUTES.size, text="set how mounts propagate")
 
 
 def _make_read_only(plan: Plan, path: str, *, recursive: bool) -> None:
     wanted = plan.data(_ATTRIBUTES.pack(_ATTR_RDONLY, 0, 0, 0))
-    flags = _AT_RECURSIVE if recursive else 0
+    flags = libc.AT_RECURSIVE if recursive else 0
     plan.do("mount_setattr", AT_FDCWD, path, flags, wanted, _ATTRIBUTES.size, text=f"make {path} read-only")
 
 
 def _attach(plan: Plan, tree: Result, target: str) -> None:
     text = f"mount volume at {target}"
-    plan.do("move_mount", tree, "", AT_FDCWD, target, _FROM_EMPTY_PATH, text=text)
+    plan.do("move_mount", tree, "", AT_FDCWD, target, libc.FROM_EMPTY_PATH, text=text)
     plan.do("close", tree, text=text)
 
 
@@ -219,7 +219,7 @@ def _make_directories(plan: Plan, path: str) -> None:
 
 def _tree_at(plan: Plan, path: str) -> Result:
     """A copy of the mounts at a path and below it, mounted nowhere yet; a peer of what it was copied from."""
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    flags = libc.OPEN_TREE_CLONE | os.O_CLOEXEC | libc.AT_RECURSIVE
     return plan.get("open_tree", AT_FDCWD, path, flags, text=f"open volume {path}")
 
 
@@ -247,7 +247,7 @@ def _sub_path(plan: Plan, source: str, path: str, mode: int) -> Result:
         plan.do("mkdirat", above, name, mode, accept=_EXISTS, text=text)
         plan.do("close", above, text=text)
     entry = _open_beneath(plan, base, parts, 0, text)
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
+    flags = libc.OPEN_TREE_CLONE | os.O_CLOEXEC | libc.AT_RECURSIVE | libc.AT_EMPTY_PATH
     return plan.get("open_tree", entry, "", flags, text=text)
 
 

@@ -1,6 +1,6 @@
 """A container's first process, from its start to its program.
 
-With the standard library only: used by the process whose children containers are.
+With the standard library and `host.libc` only: used by the process whose children containers are.
 Owns: the plan of that process: control groups, streams, identity, and the program that is executed.
 May not touch: anything but a plan. What may hang, such as a volume whose server is gone, hangs nobody else.
 Start reading at: `write`.
@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from moorage.host.libc import AT_FDCWD
 from moorage.node.pods import kernel, rootfs
-from moorage.node.pods.launch import AT_FDCWD, Calls, Plan, Result, errors
+from moorage.node.pods.launch import ANY, Calls, Plan, Result, errors
 
 # What container runtimes leave to a root that is not privileged.
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31})
@@ -31,7 +32,6 @@ _SPAWN_IGNORES = (32, 33)  # the C library's own, in whatever it spawns
 _NO_WAIT = bytes(16)
 _UNKNOWN = errors(errno.EINVAL)
 _NOT_FOUND = errors(errno.ENOENT, errno.ENOTDIR)
-_ANY = errors(*range(1, 63))
 _LEFT_ALONE = "the process that starts containers went away"
 
 
@@ -132,7 +132,7 @@ def execute(plan: Plan, argv: Sequence[str], environment: Mapping[str, str]) -> 
     text = f"exec: {name!r}"
     if others:
         for path in (*others, last):
-            plan.do("execve", path, *given, accept=_ANY, text=text)
+            plan.do("execve", path, *given, accept=ANY, text=text)
     for path in others:  # none of them: the first that is there and cannot be executed says why
         plan.do("execve", path, *given, accept=_NOT_FOUND, text=text)
     plan.do("execve", last, *given, text=text)
