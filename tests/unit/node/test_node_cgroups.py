@@ -66,6 +66,22 @@ def test_limits_of_version_2_are_set_and_controllers_reach_every_level(unified):
     assert (root / "cgroup.subtree_control").read_text() == "cpu io memory pids\n"  # has them already
 
 
+def test_the_only_container_of_a_pod_is_in_the_pods_own_group(separate, unified):
+    alone = pod(memory="64Mi")
+    alone = msgspec.structs.replace(alone, spec=msgspec.structs.replace(alone.spec, init_containers=()))
+    root, groups = separate
+    groups.prepare(alone)
+    assert groups.of("u", "a") == [f"{root}/{name}/kubepods/n1/podu" for name in ("memory", "cpu,cpuacct", "blkio")]
+    assert (root / "memory/kubepods/n1/podu/memory.limit_in_bytes").read_text() == str(64 << 20)
+    (root / "memory/kubepods/n1/podu/memory.oom_control").write_text("oom_kill 2\n")
+    assert groups.oom_kills("u", "a") == 2
+    root, groups = unified
+    groups.prepare(alone)
+    assert groups.of("u", "a") == [f"{root}/kubepods/n1/podu"]
+    assert (root / "kubepods/n1/podu/memory.max").read_text() == str(64 << 20)
+    assert (root / "kubepods/n1/podu/cgroup.subtree_control").read_text() == ""  # else no process may be in it
+
+
 def test_a_share_too_small_for_the_kernel_is_the_smallest_that_it_takes(separate):
     root, groups = separate
     groups.prepare(pod(cpu="1m"))

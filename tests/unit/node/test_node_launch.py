@@ -102,6 +102,23 @@ def test_descriptors_arrive_whatever_their_numbers_are(launcher, tmp_path):
         os.close(fd)
 
 
+def test_a_thread_is_moved_where_that_can_be_and_else_the_process(launcher, tmp_path):
+    for name in ("1/tasks", "1/cgroup.procs", "2/cgroup.procs"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def write(plan):
+        sandbox.join(plan, [str(tmp_path / "1"), str(tmp_path / "2")])
+        plan.do("exit_group", 0, text="end")
+
+    assert run(launcher, write)[0] == 0
+    assert {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("*/*")} == {
+        "1/tasks": "0",
+        "1/cgroup.procs": "",
+        "2/cgroup.procs": "0",
+    }
+
+
 def test_the_first_failure_ends_it_and_is_told_in_words(launcher, tmp_path):
     def write(plan):
         plan.do("mkdirat", AT_FDCWD, str(tmp_path / "a"), 0o700, text="make a")

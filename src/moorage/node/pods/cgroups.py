@@ -1,6 +1,7 @@
 """Control groups of pods, where the machine has them.
 
-Owns: `kubepods/<node>/pod<uid>/<container>` in every usable hierarchy, v1 or v2, and the limits in it.
+Owns: `kubepods/<node>/pod<uid>/<container>` in every usable hierarchy, v1 or v2, and the limits in it. A pod's only
+container is in the pod's own group: each group is work for the kernel, when it is made and as long as it is there.
 May not touch: processes. A machine without cgroups runs pods without limits; that is said once in the log.
 Start reading at: `Cgroups.prepare`.
 """
@@ -35,8 +36,9 @@ class Cgroups:
         """Make the pod's groups. They must be there before volumes are published: drivers put I/O limits on them."""
         for version, root in self._hierarchies:
             group = self._pod(root, pod.uid)
-            for container in (*pod.spec.init_containers, *pod.spec.containers):
-                directory = f"{group}/{container.name}"
+            containers = (*pod.spec.init_containers, *pod.spec.containers)
+            for container in containers:
+                directory = f"{group}/{container.name}" if len(containers) > 1 else group
                 try:
                     _make(directory)
                     if version == 2:
@@ -47,14 +49,14 @@ class Cgroups:
 
     def of(self, uid: str, container: str) -> list[str]:
         """The directories whose groups a container's processes belong to."""
-        found = [f"{self._pod(root, uid)}/{container}" for _, root in self._hierarchies]
+        found = [self._group(root, uid, container) for _, root in self._hierarchies]
         return [directory for directory in found if os.path.isdir(directory)]
 
     def oom_kills(self, uid: str, container: str) -> int:
         """How often the kernel has killed something of this container, in any of its attempts, for want of memory."""
         for version, root in self._hierarchies:
             name = "memory.events" if version == 2 else "memory.oom_control"
-            path = Path(self._pod(root, uid), container, name)
+            path = Path(self._group(root, uid, container), name)
             with contextlib.suppress(OSError, ValueError):
                 for line in path.read_text().splitlines():
                     key, _, value = line.partition(" ")
@@ -80,6 +82,11 @@ class Cgroups:
 
     def _pod(self, root: Path, uid: str) -> str:
         return f"{root}/kubepods/{self._node}/pod{uid}"
+
+    def _group(self, root: Path, uid: str, container: str) -> str:
+        pod = self._pod(root, uid)
+        own = f"{pod}/{container}"
+        return own if os.path.isdir(own) else pod
 
     def _enable(self, root: Path, directory: str) -> None:
         available = _V2.intersection((root / "cgroup.controllers").read_text().split())

@@ -99,9 +99,11 @@ def die_with_parent(plan: Plan) -> None:
 
 
 def join(plan: Plan, cgroups: Iterable[str]) -> None:
-    """Move the process into control groups, given as directories."""
+    """Move the process, which has one thread, into control groups, given as directories. Where a thread can be moved
+    (v1), that is cheaper: to move a process, the kernel holds up every fork and every change of a group meanwhile."""
     for directory in cgroups:
-        _write_to(plan, f"{directory}/cgroup.procs", b"0")
+        name = "tasks" if os.path.exists(f"{directory}/tasks") else "cgroup.procs"
+        _write_to(plan, f"{directory}/{name}", b"0")
 
 
 def take_streams(plan: Plan, streams: Sequence[int | Result]) -> None:
