@@ -9,6 +9,8 @@ import pytest
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.node.layout import Layout, PodUid
+from moorage.node.volumes import run
+from moorage.node.volumes.populate import Needs
 from moorage.node.volumes.run import VolumeManager
 from moorage.node.volumes.world import ActualPod, ActualVolume, CsiSource, Failure, Mount, Outcome, State, Unmount
 
@@ -300,14 +302,40 @@ async def test_an_expansion_is_tried_at_once_when_its_claim_says_something_new(n
     assert [action.kind for action in node.executor.done] == ["mount", "expand", "expand"]
 
 
+async def test_what_others_write_to_a_claim_makes_no_work(node, monkeypatch):
+    node.manager.want(pod())
+    await node.rest()
+    looked = []
+    monkeypatch.setattr(run, "uses_of", lambda pod, *_: looked.append(pod.uid) or Needs())
+    before = node.cluster.claim_object
+    after = msgspec.structs.replace(before, metadata=msgspec.structs.replace(before.metadata, labels={"a": "b"}))
+    node.manager.claim_changed(before, after)
+    assert looked == []
+    node.cluster.bind("pv-2")
+    node.manager.claim_changed(after, node.cluster.claim_object)
+    assert looked == [ONE]
+
+
 async def test_the_node_is_told_whenever_volumes_in_use_may_have_changed(node):
     changed = node.manager.in_use_changed
+    node.cluster.attach_required = True
     node.manager.want(pod())
     assert changed.is_set()
     await node.rest()
     changed.clear()
     node.manager.want(pod())
     assert not changed.is_set()
+    node.cluster.attach_required = False
+    node.manager.driver_changed(None, made(CSIDriver, {"metadata": {"name": "d"}}))
+    assert changed.is_set()
+    await node.rest()
+    changed.clear()
+    node.manager.want(pod(TWO))
+    assert not changed.is_set()  # nobody attaches it
+    node.cluster.attach_required = True
+    node.manager.driver_changed(None, made(CSIDriver, {"metadata": {"name": "d"}}))
+    assert changed.is_set()
+    node.manager.release(TWO)
     node.manager.release(ONE)
     changed.clear()
     await node.rest()

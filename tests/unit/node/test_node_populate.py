@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.volumes.plan import wants_growth
-from moorage.node.volumes.populate import uses_of
+from moorage.node.volumes.populate import same_for_uses, uses_of
 from moorage.node.volumes.world import ActualVolume, CsiSource, PlainSource
 
 
@@ -314,3 +314,33 @@ def test_containers_that_share_a_volume_must_agree_on_its_label(first, second, l
     )
     (use,) = uses_of(made_pod, Cluster(claim(), volume(), LABELLED, se_linux=True), 60.0).uses
     assert use.se_linux_label == label
+
+
+OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        pytest.param(claim(), claim(labels={"a": "b"}, resourceVersion="7"), True, id="labels"),
+        pytest.param(claim(), claim(annotations={"a": "b"}), True, id="annotations"),
+        pytest.param(claim(), claim(uid="uid-d"), False, id="made anew"),
+        pytest.param(claim(), claim(volume="pv-2"), False, id="another volume"),
+        pytest.param(claim(), claim(phase="Lost"), False, id="lost"),
+        pytest.param(claim(), claim(deletionTimestamp="2026-01-01T00:00:00Z"), False, id="deleted"),
+        pytest.param(claim(finalizers=["kubernetes.io/pvc-protection"]), claim(), False, id="no longer protected"),
+        pytest.param(claim(), claim(ownerReferences=[OWNER]), False, id="owned"),
+    ],
+)
+def test_a_change_that_does_not_bear_on_uses_is_known(old, new, is_same):
+    assert same_for_uses(old, new) is is_same
+    if is_same:
+        wanted = pod({"name": "data", "persistentVolumeClaim": {"claimName": "c"}})
+        assert uses_of(wanted, Cluster(old, volume()), 60) == uses_of(wanted, Cluster(new, volume()), 60)
+
+
+@pytest.mark.parametrize("status", [{"capacity": {"storage": "2Gi"}}, {"allocatedResourceStatuses": {"storage": "x"}}])
+def test_growth_of_a_claim_bears_on_uses(status):
+    document = {"metadata": {"name": "c"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}}
+    grown = {**document, "status": {**document["status"], **status}}
+    assert not same_for_uses(made(PersistentVolumeClaim, document), made(PersistentVolumeClaim, grown))

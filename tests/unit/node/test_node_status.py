@@ -16,10 +16,11 @@ class Api:
 
     def __init__(self):
         self.taken = []
+        self.version = 0
 
     async def patch(self, kind, name, patch, namespace="", **how):
         self.taken.append((name, patch["status"]["phase"]))
-        return pod(name)
+        return pod(name, self.version)
 
 
 class Machine:
@@ -28,8 +29,9 @@ class Machine:
     to_come = 500
 
 
-def pod(name):
-    return convert({"metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"}}, Pod)
+def pod(name, version=0):
+    meta = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return convert({"metadata": meta}, Pod)
 
 
 def status(phase="Running"):
@@ -137,3 +139,17 @@ async def test_whoever_needs_a_status_written_does_not_wait_for_others(monkeypat
         async with asyncio.timeout(5):
             await writer.flush("uid-a")
         assert api.taken == ([] if is_forgotten else [("a", "Running")])
+
+
+async def test_what_the_server_made_of_the_newest_status_is_known_as_an_echo(monkeypatch):
+    machine = Machine()
+    machine.to_come = 0
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        api.version = 5
+        assert not writer.is_echo(pod("a", version=5))
+        writer.put(pod("a"), status())
+        await settle()
+        assert [writer.is_echo(pod("a", version=number)) for number in (4, 5, 6)] == [False, True, False]
+        machine.to_come = 500
+        writer.put(pod("a"), status("Pending"))  # which is still to be written
+        assert not writer.is_echo(pod("a", version=5))

@@ -1,10 +1,11 @@
-"""The order in which pods are taken up that come at once."""
+"""The order in which pods are taken up that come at once, and what of the news about them is none."""
 
 import asyncio
 import time
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from moorage.kube.objects.core import Pod
 from moorage.node.pods.run import PodManager
@@ -38,3 +39,31 @@ async def test_the_first_of_many_pods_get_on_before_the_last_are_looked_at(monke
     await asyncio.gather(running, return_exceptions=True)
     assert [uid for uid, step in steps if step == 0] == [f"u{number}" for number in range(50)]
     assert steps.index(("u0", 2)) < steps.index(("u5", 0))
+
+
+def running(version, metadata=None, **more):
+    meta = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": str(version), **(metadata or {})}
+    return msgspec.convert({"metadata": meta, "status": {"phase": "Running"}, **more}, Pod)
+
+
+@pytest.mark.parametrize(
+    ("news", "is_looked_at"),
+    [
+        pytest.param(running(2), False, id="our own status"),
+        pytest.param(running(3), True, id="what somebody else wrote"),
+        pytest.param(running(2, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}), True, id="deleted before"),
+        pytest.param(running(2, metadata={"labels": {"a": "b"}}), True, id="labelled before"),
+        pytest.param(running(2, spec={"activeDeadlineSeconds": 5}), True, id="given a deadline before"),
+        pytest.param(running(2, status={"phase": "Failed"}), True, id="over"),
+    ],
+)
+def test_the_echo_of_a_status_is_not_looked_at(monkeypatch, news, is_looked_at):
+    looks = []
+    monkeypatch.setattr(PodWorker, "wake", lambda worker: looks.append(worker.pod))
+    statuses = SimpleNamespace(is_echo=lambda pod: pod.version == 2)
+    manager = PodManager(SimpleNamespace(clock=time.time, statuses=statuses))
+    manager.pod_changed(None, running(1))
+    looks.clear()
+    manager.pod_changed(running(1), news)
+    assert looks == ([news] if is_looked_at else [])
+    assert manager.workers["u"].pod is news

@@ -74,7 +74,18 @@ class PodManager:
         worker.is_gone = new is None
         if is_new and self._has_begun:
             self._new.put_nowait(worker)
-        worker.wake()
+        if not (old and new and self._is_echo(old, new)):
+            worker.wake()
+
+    def _is_echo(self, old: Pod, new: Pod) -> bool:
+        """Nothing but the status of a pod that runs has changed, and that was written here. What others did before is
+        in it as well, and may not have been told of by itself."""
+        return (
+            new.status.phase == "Running"
+            and self._tools.statuses.is_echo(new)
+            and old.is_deleting == new.is_deleting
+            and (old.spec, old.labels, old.annotations) == (new.spec, new.labels, new.annotations)
+        )
 
     def container_ended(self, container: Container) -> None:
         worker = self.workers.get(PodUid(container.uid))

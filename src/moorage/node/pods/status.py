@@ -81,6 +81,11 @@ class StatusWriter:
         entry = self._entries.get(uid)
         return entry.wanted if entry else None
 
+    def is_echo(self, pod: Pod) -> bool:
+        """Whether this is what the server made of the newest status, and nothing else has changed since."""
+        entry = self._entries.get(pod.uid)
+        return entry is not None and entry.written == entry.wanted and entry.answer[0] == pod.version
+
     async def flush(self, uid: str) -> None:
         """Return when the newest status of a pod is at the server, or the pod is gone."""
         entry = self._entries.get(uid)

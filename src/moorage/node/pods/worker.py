@@ -147,7 +147,7 @@ class PodWorker:
         await self._look_after_volumes(decision.start)
         if not tools.volumes.is_mounted(pod):
             waiting_phase = decision.phase if attempts else "Pending"
-            self._tell(pod, Decision(phase=waiting_phase, waiting=decision.waiting))
+            self._tell(pod, Decision(phase=waiting_phase, waiting=decision.waiting), attempts)
             return self._mount_patience(pod, now)
         tried = decision.start
         for name in tried:
@@ -159,7 +159,7 @@ class PodWorker:
                 self._over = decision
                 return 0.0
         held = self._config_errors
-        self._tell(pod, Decision((), None, decision.phase, {**decision.waiting, **held}))
+        self._tell(pod, Decision((), None, decision.phase, {**decision.waiting, **held}), attempts)
         self._tell_back_off(pod, decision, attempts)
         times = [] if decision.look_again_at is None else [max(0.0, decision.look_again_at - tools.clock())]
         if held or decision.start:
@@ -369,14 +369,14 @@ class PodWorker:
     def _attempts(self) -> dict[str, Attempt]:
         return attempts_of(self.containers, self._tools.cgroups)
 
-    def _tell(self, pod: Pod, decision: Decision) -> None:
+    def _tell(self, pod: Pod, decision: Decision, attempts: Mapping[str, Attempt] | None = None) -> None:
         reason, message = self._over_reason
         if not decision.is_over or (not reason and decision.phase == pod.status.phase):
             # A reason belongs to the phase that it is told with.
             reason, message = pod.status.reason, pod.status.message
         status = status_of(
             pod,
-            self._attempts(),
+            self._attempts() if attempts is None else attempts,
             decision,
             host_ip=self._tools.host_ip,
             started_at=self._first_seen,

@@ -82,6 +82,18 @@ def claims_of(pod: Pod) -> Iterable[str]:
             yield f"{pod.namespace}/{name}"
 
 
+def same_for_uses(old: PersistentVolumeClaim, new: PersistentVolumeClaim) -> bool:
+    """Whether nothing of a claim has changed that `uses_of` looks at: others write much to a claim."""
+    one, other = old.metadata, new.metadata
+    return (
+        (one.uid, one.deletion_timestamp, one.finalizers) == (other.uid, other.deletion_timestamp, other.finalizers)
+        and one.owner_references == other.owner_references
+        and old.spec.volume_name == new.spec.volume_name
+        and (old.status.phase, old.status.capacity) == (new.status.phase, new.status.capacity)
+        and old.status.allocated_resource_statuses == new.status.allocated_resource_statuses
+    )
+
+
 def _referenced(pod: Pod) -> tuple[set[str], set[str]]:
     every = (*pod.spec.init_containers, *pod.spec.containers)
     mounted = {mount.name for one in every for mount in one.volume_mounts}

@@ -22,7 +22,7 @@ from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import Executor
 from moorage.node.volumes.observe import Observed, observe, staged_without_data
 from moorage.node.volumes.plan import ATTACHING, plan_volume
-from moorage.node.volumes.populate import claims_of, uses_of
+from moorage.node.volumes.populate import claims_of, same_for_uses, uses_of
 from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.world import (
     Action,
@@ -127,6 +127,8 @@ class VolumeManager:
         """The pod is to run here with its volumes; called again whenever the pod changed."""
         uid = PodUid(pod.uid)
         known = self._wanted.get(uid)
+        if known is pod:  # whatever else it depends on tells by itself that it has changed
+            return
         self._wanted[uid] = pod
         if known is None:
             self._seen_at[uid] = self._clock()
@@ -240,7 +242,7 @@ class VolumeManager:
 
     def claim_changed(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         claim = new or old
-        if claim is not None:
+        if claim is not None and not (old and new and same_for_uses(old, new)):
             self._repopulate(self._by_claim.get(claim.key, ()))
 
     def volume_changed(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
@@ -397,8 +399,9 @@ class VolumeManager:
                 continue
             touched.add(name)
             uses = self.world.desired.setdefault(name, {})
-            if uses.get(uid) != use:
-                if uid not in uses:
+            known = uses.get(uid)
+            if known != use:
+                if use.is_attachable != (known is not None and known.is_attachable):
                     self.in_use_changed.set()
                 uses[uid] = use
                 self._reset_expand(name)

@@ -6,6 +6,7 @@ May not touch: the driver; nothing is sent from here.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from moorage.csi import csi_pb2 as pb
@@ -30,15 +31,23 @@ def capability(
     use: Use, source: CsiSource, capabilities: Collection[str], se_linux_context: str = ""
 ) -> pb.VolumeCapability:
     """How the volume is to be used."""
-    mode = pb.VolumeCapability.AccessMode(mode=access_mode(source.access_modes, capabilities))
+    mode = access_mode(source.access_modes, capabilities)
     if source.is_block:
-        return pb.VolumeCapability(access_mode=mode, block=pb.VolumeCapability.BlockVolume())
-    flags = [] if source.is_ephemeral else list(source.mount_options)
+        access = pb.VolumeCapability.AccessMode(mode=mode)
+        return pb.VolumeCapability(access_mode=access, block=pb.VolumeCapability.BlockVolume())
+    flags = () if source.is_ephemeral else source.mount_options
     if se_linux_context:
-        flags.append(f'context="{se_linux_context}"')
+        flags = (*flags, f'context="{se_linux_context}"')
     group = str(use.fs_group) if use.fs_group is not None and MOUNT_GROUP in capabilities else ""
-    mount = pb.VolumeCapability.MountVolume(fs_type=source.fs_type, mount_flags=flags, volume_mount_group=group)
-    return pb.VolumeCapability(access_mode=mode, mount=mount)
+    return _of_filesystem(mode, source.fs_type, flags, group)
+
+
+@lru_cache(maxsize=64)  # most volumes of a node are used alike; a request takes a copy of it
+def _of_filesystem(
+    mode: "pb.VolumeCapability.AccessMode.Mode.ValueType", fs_type: str, flags: tuple[str, ...], group: str
+) -> pb.VolumeCapability:
+    mount = pb.VolumeCapability.MountVolume(fs_type=fs_type, mount_flags=flags, volume_mount_group=group)
+    return pb.VolumeCapability(access_mode=pb.VolumeCapability.AccessMode(mode=mode), mount=mount)
 
 
 def stage_request(
