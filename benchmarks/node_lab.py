@@ -79,7 +79,7 @@ class Lab:
             values = {"{socket}": str(self.socket), "{name}": NAMES[OTHER], "{directory}": str(pool)}
             program = [values.get(word, word) for word in self.command]
         log = (self.base / "driver.log").open("ab")
-        self.driver = await asyncio.create_subprocess_exec(*program, stderr=log, stdout=log)
+        self.driver = await asyncio.create_subprocess_exec(*program, stderr=log, stdout=log, start_new_session=True)
         while not self.socket.exists():
             assert self.driver.returncode is None, (self.base / "driver.log").read_text()
             await asyncio.sleep(0.02)
@@ -107,7 +107,7 @@ class Lab:
         arguments = ("node", "--node-name", "n1", "--root-dir", str(self.root))
         self.agent = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "moorage.cli.main", *arguments, "--kubeconfig", self.kubeconfig,
-            stderr=log, stdout=log,
+            stderr=log, stdout=log, start_new_session=True,
         )  # fmt: skip
         while True:
             node = await self.client.find(Node, "n1")
