@@ -96,6 +96,21 @@ async def test_a_container_that_was_never_started_is_no_attempt(lab):
     await lab.stop_agent()
 
 
+async def test_a_pod_that_goes_on_as_before_is_not_written_to_by_the_next_agent(lab):
+    await lab.start_agent()
+    await lab.pod(claim="")
+    before = await lab.phase("p1", "Running")
+    await lab.crash_agent()
+    agent = await lab.start_agent()
+    await lab.until(lambda: agent.statuses.last(before.uid), what="a status")
+    found = await lab.client.get(Pod, "p1", "default")
+    assert found.version == before.version
+    assert agent.statuses.is_echo(found)  # nothing is on its way either
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
 async def test_a_container_whose_state_cannot_be_read_is_over(attempt):
     (attempt.directory / "state.json").write_text("{ nonsense")
     ended = []

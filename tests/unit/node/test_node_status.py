@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 
+import msgspec
 import pytest
 from msgspec import convert
 
 from moorage.kube.objects.core import Pod
 from moorage.node.pods import status as status_module
+from moorage.node.pods.lifecycle import Attempt, Decision
+from moorage.node.pods.report import status_of
 from moorage.node.pods.status import StatusWriter
 
 
@@ -153,3 +156,60 @@ async def test_what_the_server_made_of_the_newest_status_is_known_as_an_echo(mon
         machine.to_come = 500
         writer.put(pod("a"), status("Pending"))  # which is still to be written
         assert not writer.is_echo(pod("a", version=5))
+
+
+def known_pod(status=None, **more):
+    """As the server has it: without what is nothing, and with what others have said."""
+    meta = {"name": "a", "namespace": "ns", "uid": "uid-a", "resourceVersion": "7", "generation": 1}
+    spec = {"containers": [{"name": "main", "image": "host"}]}
+    found = status or {}
+    said = [{key: value for key, value in one.items() if value is not None} for one in found.get("conditions", ())]
+    gate = {"type": "example.com/gate", "status": "True"}
+    found = {**found, "conditions": [gate, *reversed(said)], "qosClass": "BestEffort", **more} if status else {}
+    return convert({"metadata": meta, "spec": spec, "status": found}, Pod)
+
+
+def said_of(found, number=0):
+    attempts = {"main": Attempt(number, is_running=True, started=1.0, id="x")}
+    return status_of(found, attempts, Decision(phase="Running"), host_ip="10.0.0.1", started_at=1.0, now=2.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "taken"),
+    [
+        pytest.param(0, {}, 0, id="the same"),
+        pytest.param(1, {}, 1, id="a container was started again"),
+        pytest.param(0, {"phase": "Unknown"}, 1, id="another phase"),
+        pytest.param(0, {"podIP": "10.0.0.2"}, 1, id="another address"),
+        pytest.param(0, {"conditions": []}, 1, id="no conditions"),
+        pytest.param(0, {"reason": "NodeLost"}, 1, id="a reason that nobody has any more"),
+    ],
+)
+async def test_an_agent_that_is_started_again_writes_only_what_is_news(monkeypatch, number, more, taken):
+    machine = Machine()
+    machine.to_come = 0
+    found = known_pod(said_of(known_pod()), **more)
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        said = said_of(found, number)
+        writer.put(found, said)
+        await settle()
+        assert len(api.taken) == taken
+        writer.put(found, said)
+        await settle()
+        assert len(api.taken) == taken
+        assert writer.last("uid-a") == said
+
+
+async def test_what_was_there_already_is_written_when_somebody_changes_it(monkeypatch):
+    machine = Machine()
+    machine.to_come = 0
+    found = known_pod(said_of(known_pod()))
+    said = said_of(found)
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        writer.put(found, said)
+        await settle()
+        meta = msgspec.structs.replace(found.metadata, resource_version="8")
+        status = msgspec.structs.replace(found.status, phase="Unknown")
+        writer.put(msgspec.structs.replace(found, metadata=meta, status=status), said)
+        await settle()
+        assert len(api.taken) == 1

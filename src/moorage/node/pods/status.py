@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from moorage.kube.client import Client, PatchType
 from moorage.kube.errors import Conflict, Invalid, NotFound
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.core import Pod, PodStatus
+from moorage.kube.objects.meta import Condition
 from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 
@@ -54,6 +57,8 @@ class StatusWriter:
         entry = self._entries.get(pod.uid)
         if entry is None:
             entry = self._entries[pod.uid] = _Entry(pod.namespace, pod.name, status)
+            if _is_there(status, pod):
+                entry.written, entry.answer = status, (pod.version, _gist(pod))
         entry.wanted = status
         if entry.written == status:
             if not _is_overwritten(entry, pod):
@@ -132,6 +137,26 @@ def _only_creating(status: dict[str, Any]) -> bool:
     every = (*status.get("initContainerStatuses", ()), *status["containerStatuses"])
     reasons = {(one["state"].get("waiting") or {}).get("reason") for one in every}
     return bool(status["phase"] == "Pending") and reasons <= {"ContainerCreating", "PodInitializing"}
+
+
+def _is_there(status: dict[str, Any], pod: Pod) -> bool:
+    """Whether the server has it already: an agent that is started again says of most pods what the last one said."""
+    found = pod.status
+    if not found.container_statuses:
+        return False
+    wanted = msgspec.convert(_said({**status, "conditions": [_said(one) for one in status["conditions"]]}), PodStatus)
+    own = [one for one in found.conditions if one.type in _OWN]
+    return _by_type(own) == _by_type(wanted.conditions) and wanted == msgspec.structs.replace(
+        found, conditions=wanted.conditions, nominated_node_name="", ephemeral_container_statuses=[]
+    )
+
+
+def _by_type(conditions: list[Condition]) -> dict[str, Condition]:
+    return {one.type: one for one in conditions}
+
+
+def _said(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _is_overwritten(entry: _Entry, found: Pod) -> bool:
