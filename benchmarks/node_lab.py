@@ -162,6 +162,15 @@ class Lab:
         """Pods with claims of the same names."""
         await asyncio.gather(*(self._pod(name, claim=name) for name in names))
 
+    async def remove_pods(self, names: list[str]) -> None:
+        """Until nothing of them is left on the node."""
+        await asyncio.gather(*(self.client.delete(Pod, name, "default", grace_s=0) for name in names))
+        while {pod.name for pod in (await self.client.list(Pod, "default")).items}.intersection(names):
+            await asyncio.sleep(0.2)
+        while len(os.listdir(self.root / "pods")) > len((await self.client.list(Pod, "default")).items):
+            await asyncio.sleep(0.2)
+        await quiet()
+
     async def _pod(self, name: str, claim: str = "", node: str = "n1") -> None:
         mounts = [{"name": "data", "mountPath": "/data"}] if claim else []
         volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
@@ -223,16 +232,16 @@ class Lab:
             pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=str(staging))
         )
 
-    async def all_running(self, count: int) -> None:
+    async def all_running(self, names: list[str]) -> None:
         """Listens and does not ask: what it takes would be taken from what is measured."""
         informer = Informer(self.client, Pod, fields="status.phase=Running")
-        running: set[str] = set()
+        missing = set(names)
         are_all = asyncio.Event()
 
         def heard(_old: Pod | None, new: Pod | None) -> None:
             if new is not None:
-                running.add(new.name)
-                if len(running) >= count:
+                missing.discard(new.name)
+                if not missing:
                     are_all.set()
 
         informer.subscribe(heard)
@@ -242,6 +251,20 @@ class Lab:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def quiet() -> None:
+    """Until the machine has next to nothing to do: controllers go on for a while after whatever was done."""
+    while True:
+        before = _idle_s()
+        await asyncio.sleep(1)
+        if _idle_s() - before > 0.9 * (os.cpu_count() or 1):
+            return
+
+
+def _idle_s() -> float:
+    with open("/proc/stat") as file:
+        return int(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
