@@ -20,8 +20,9 @@ async def main(count: int, seconds: float) -> None:
     async with lab() as bench:
         await bench.start_agent()
         await bench.volumes(count)
-        await bench.pods([f"c{number}" for number in range(count)])
-        await bench.all_running([f"c{number}" for number in range(count)])
+        names = [f"c{number}" for number in range(count)]
+        await bench.pods(names)
+        await bench.all_running(names)
         while len((await bench.client.list(Event)).items) < count:  # at rest is when all has been told, too
             await asyncio.sleep(0.5)
         await asyncio.sleep(5)

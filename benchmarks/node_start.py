@@ -16,19 +16,12 @@ Run: python benchmarks/node_start.py [--driver plain|image|both|other] [--delay 
 
 import argparse
 import asyncio
-import os
 import statistics
 import time
 from typing import NamedTuple
 
 import uvloop
-from node_lab import IMAGE, OTHER, PLAIN, Lab, lab, quiet
-
-
-def stolen_s() -> float:
-    """What a virtual machine did not get so far: runs in which it differs much say little."""
-    with open("/proc/stat") as file:
-        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+from node_lab import IMAGE, OTHER, PLAIN, STOLEN, Lab, lab, machine_s, quiet
 
 
 async def main(kind: str, delay_s: float, count: int, rounds: int, command: list[str], kubeconfig: str) -> None:
@@ -85,13 +78,13 @@ class Run(NamedTuple):
 
 
 async def start(bench: Lab, names: list[str]) -> Run:
-    before, lost, started = bench.cpu_s(), stolen_s(), time.monotonic()
+    before, lost, started = bench.cpu_s(), machine_s(STOLEN), time.monotonic()
     await bench.pods(names)
     created = time.monotonic() - started
     await bench.all_running(names)
     took = time.monotonic() - started
     spent = {who: used - before[who] for who, used in bench.cpu_s().items()}
-    return Run(took, created, spent, stolen_s() - lost)
+    return Run(took, created, spent, machine_s(STOLEN) - lost)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class Codec:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             # The Go server writes null for some empty lists and maps (a new CSINode's drivers): null is absent.
             try:
-                return msgspec.convert(_without_nulls(msgspec.json.decode(body)), kind)
+                return msgspec.convert(without_nulls(msgspec.json.decode(body)), kind)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 raise _bad(f"a {kind.resource.kind}", error) from error
 
@@ -151,9 +151,10 @@ def _bad(what: str, error: Exception) -> Unavailable:
     return Unavailable(502, "BadAnswer", f"cannot read {what} of the API server: {error}")
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """As a server that leaves out what is nothing would have written it."""
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
     if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
+        return [without_nulls(one) for one in value]
     return value

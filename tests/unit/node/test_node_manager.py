@@ -302,6 +302,19 @@ async def test_an_expansion_is_tried_at_once_when_its_claim_says_something_new(n
     assert [action.kind for action in node.executor.done] == ["mount", "expand", "expand"]
 
 
+async def test_a_pod_that_is_the_same_as_before_makes_no_work(node, monkeypatch):
+    looked = []
+    monkeypatch.setattr(run, "uses_of", lambda pod, *_: looked.append(pod.uid) or Needs())
+    same = pod()
+    node.manager.want(same)
+    node.manager.want(same)
+    assert looked == [ONE]
+    node.manager.want(pod())  # changed, for all that is known
+    node.manager.release(ONE)
+    node.manager.want(same)
+    assert looked == [ONE, ONE, ONE]
+
+
 async def test_what_others_write_to_a_claim_makes_no_work(node, monkeypatch):
     node.manager.want(pod())
     await node.rest()

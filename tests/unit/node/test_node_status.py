@@ -8,6 +8,7 @@ import pytest
 from msgspec import convert
 
 from moorage.kube.objects.core import Pod
+from moorage.kube.wire import without_nulls
 from moorage.node.pods import status as status_module
 from moorage.node.pods.lifecycle import Attempt, Decision
 from moorage.node.pods.report import status_of
@@ -162,10 +163,13 @@ def known_pod(status=None, **more):
     """As the server has it: without what is nothing, and with what others have said."""
     meta = {"name": "a", "namespace": "ns", "uid": "uid-a", "resourceVersion": "7", "generation": 1}
     spec = {"containers": [{"name": "main", "image": "host"}]}
-    found = status or {}
-    said = [{key: value for key, value in one.items() if value is not None} for one in found.get("conditions", ())]
+    found = without_nulls(status or {})
     gate = {"type": "example.com/gate", "status": "True"}
-    found = {**found, "conditions": [gate, *reversed(said)], "qosClass": "BestEffort", **more} if status else {}
+    found = (
+        {**found, "conditions": [gate, *reversed(found["conditions"])], "qosClass": "BestEffort", **more}
+        if status
+        else {}
+    )
     return convert({"metadata": meta, "spec": spec, "status": found}, Pod)
 
 

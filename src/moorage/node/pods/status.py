@@ -17,6 +17,7 @@ from moorage.kube.errors import Conflict, Invalid, NotFound
 from moorage.kube.objects.core import Pod, PodStatus
 from moorage.kube.objects.meta import Condition
 from moorage.kube.queue import WorkQueue
+from moorage.kube.wire import without_nulls
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -144,7 +145,7 @@ def _is_there(status: dict[str, Any], pod: Pod) -> bool:
     found = pod.status
     if not found.container_statuses:
         return False
-    wanted = msgspec.convert(_said({**status, "conditions": [_said(one) for one in status["conditions"]]}), PodStatus)
+    wanted = msgspec.convert(without_nulls(status), PodStatus)
     own = [one for one in found.conditions if one.type in _OWN]
     return _by_type(own) == _by_type(wanted.conditions) and wanted == msgspec.structs.replace(
         found, conditions=wanted.conditions, nominated_node_name="", ephemeral_container_statuses=[]
@@ -153,10 +154,6 @@ def _is_there(status: dict[str, Any], pod: Pod) -> bool:
 
 def _by_type(conditions: list[Condition]) -> dict[str, Condition]:
     return {one.type: one for one in conditions}
-
-
-def _said(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _is_overwritten(entry: _Entry, found: Pod) -> bool:

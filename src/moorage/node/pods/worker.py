@@ -134,7 +134,8 @@ class PodWorker:
         foreign = foreign_images(pod)
         if foreign:
             waiting = {name: ("ErrImagePull", text) for name, text in foreign.items()}
-            self._tell(pod, Decision(phase="Running" if self._attempts() else "Pending", waiting=waiting))
+            attempts = self._attempts()
+            self._tell(pod, Decision(phase="Running" if attempts else "Pending", waiting=waiting), attempts)
             return None
         tools = self._tools
         tools.volumes.want(pod)
@@ -262,10 +263,10 @@ class PodWorker:
         if running:
             again_s = self._stop(running, pod, now)
             if pod is not None and not self.is_gone and not self.is_draining:
-                self._tell(pod, Decision(phase=self._phase(pod)))
+                self._tell(pod, Decision(phase=self._phase(pod)), self._attempts())
             return again_s
         if pod is not None and not self.is_gone and not self.is_draining and not self._was_ended(pod):
-            self._tell(pod, self._final(pod))
+            self._tell(pod, self._final(pod), self._attempts())
         tools.volumes.release(self.uid)
         if not tools.volumes.is_unmounted(self.uid):
             return None
@@ -369,14 +370,14 @@ class PodWorker:
     def _attempts(self) -> dict[str, Attempt]:
         return attempts_of(self.containers, self._tools.cgroups)
 
-    def _tell(self, pod: Pod, decision: Decision, attempts: Mapping[str, Attempt] | None = None) -> None:
+    def _tell(self, pod: Pod, decision: Decision, attempts: Mapping[str, Attempt]) -> None:
         reason, message = self._over_reason
         if not decision.is_over or (not reason and decision.phase == pod.status.phase):
             # A reason belongs to the phase that it is told with.
             reason, message = pod.status.reason, pod.status.message
         status = status_of(
             pod,
-            self._attempts() if attempts is None else attempts,
+            attempts,
             decision,
             host_ip=self._tools.host_ip,
             started_at=self._first_seen,
