@@ -68,14 +68,17 @@ class Observed:
 
     @property
     def writable_loop(self) -> LoopDevice | None:
-        """The device to use: one that is mounted already before one that is not."""
-        candidates = [device for device in self.loops if not device.read_only and not device.is_deleted]
-        mounted = [device for device in candidates if any(shows_loop(mount, device) for mount in self.mounts)]
-        return next(iter(mounted or candidates), None)
+        return self._to_use(read_only=False)
 
     @property
     def read_only_loop(self) -> LoopDevice | None:
-        return next((device for device in self.loops if device.read_only and not device.is_deleted), None)
+        return self._to_use(read_only=True)
+
+    def _to_use(self, *, read_only: bool) -> LoopDevice | None:
+        """One that is mounted already before one that is not; one that was released goes with its last opener."""
+        found = [device for device in self.loops if device.read_only == read_only and not device.is_deleted]
+        mounted = [device for device in found if any(shows_loop(mount, device) for mount in self.mounts)]
+        return next(iter(mounted or [device for device in found if not device.autoclear]), None)
 
     def at(self, path: str) -> Mount | None:
         return mountinfo.mount_at(path, self.mounts)

@@ -6,13 +6,14 @@ May not touch: generated messages, records of volumes. Nothing is formatted unle
 Start reading at: `ensure_staged`, `ensure_unstaged`.
 """
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.host import extents, filesystems, loop, mountinfo, mounts, privileges
-from moorage.host.errors import CannotGrow
+from moorage.host.errors import CannotGrow, HostError
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
@@ -220,16 +221,29 @@ def is_blank(image: Path) -> bool:
 def _ensure_loop(volume: NodeVolume, seen: Observed, *, read_only: bool) -> tuple[LoopDevice, bool]:
     """The volume's loop device with its settings, attached now if there is none."""
     device = seen.read_only_loop if read_only else seen.writable_loop
+    if device is not None and not _is_as_large(device, volume.data):
+        device = None
     is_new = device is None
     if device is None:
         device = loop.attach(volume.data, read_only=read_only, direct_io=volume.direct_io)
-    elif loop.size_of(device.path) < os.stat(volume.data).st_size:
-        loop.grow(device.number)
     if volume.direct_io and not device.direct_io:
         log.warning("direct I/O is not possible here", volume=volume.volume_id, device=str(device.path))
     if volume.settings.read_ahead_kib is not None:
         loop.set_read_ahead(device.path, volume.settings.read_ahead_kib)
     return device, is_new
+
+
+def _is_as_large(device: LoopDevice, image: Path) -> bool:
+    """Whether the device shows the whole image, now if not before. False when it has let go of the image: a plugin that
+    was killed while it detached one leaves it to go a moment later."""
+    try:
+        if loop.size_of(device.path) < os.stat(image).st_size:
+            loop.grow(device.number)
+    except HostError as error:
+        if error.errno == errno.ENXIO:
+            return False
+        raise
+    return True
 
 
 def ensure_loop(volume: NodeVolume, *, read_only: bool) -> LoopDevice:
