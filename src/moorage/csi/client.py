@@ -11,32 +11,18 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import grpc
-import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from moorage.csi.endpoint import grpc_target, socket_path_from
+from moorage.csi.channel import CallFailed, Channel
+from moorage.csi.endpoint import socket_path_from
 from moorage.csi.errors import CsiError
 from moorage.csi.generated import csi_pb2 as pb
 from moorage.csi.generated import registration_pb2
 from moorage.csi.generated.csi_calls import CsiCalls
-from moorage.csi.runtime import keep_running
 
 _Response = TypeVar("_Response", bound=Message)
 
-_OPTIONS = [
-    # grpc would percent-encode the socket's path here, which some servers refuse.
-    ("grpc.default_authority", "localhost"),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # Despite its name this is how long a connection may take to be made: a busy driver needs more than a moment
-    # for its first frame, and one that is not there refuses at once.
-    ("grpc.min_reconnect_backoff_ms", 10_000),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # an idle connection would look like a lost one
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-]
+_BETWEEN_TRIES_S = 0.05
 
 
 class CsiClient(CsiCalls):
@@ -56,13 +42,9 @@ class CsiClient(CsiCalls):
     ) -> None:
         self.path = socket_path_from(endpoint)
         self.timeout_s = timeout_s
-        self._on_lost = on_connection_lost
         self._observe = observe
-        keep_running()
-        self._channel: Any = grpc.aio.insecure_channel(grpc_target(self.path), options=_OPTIONS)
-        self._watcher: asyncio.Task[None] | None = None
+        self._channel = Channel(str(self.path), on_connection_lost)
         self._is_closed = False
-        self._methods: dict[str, Any] = {}
 
     async def call(self, method: str, request: Message, timeout_s: float | None = None) -> Message:
         """One call by its name, `Node.NodeGetInfo` or `NodeGetInfo`, for a name learnt at run time."""
@@ -88,10 +70,15 @@ class CsiClient(CsiCalls):
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return once connected; CsiError UNAVAILABLE when that takes longer than `timeout_s`."""
-        self._begin("connect")
         try:
-            async with asyncio.timeout(timeout_s):  # wait_for loses a cancellation that comes as the channel is ready
-                await self._channel.channel_ready()
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._begin("connect")
+                    try:
+                        await self._channel.connected()
+                        return
+                    except CallFailed:  # nobody listens there yet
+                        await asyncio.sleep(_BETWEEN_TRIES_S)
         except TimeoutError:
             raise CsiError("connect", "UNAVAILABLE", f"nothing answered on {self.path} in {timeout_s:g} s") from None
 
@@ -115,10 +102,6 @@ class CsiClient(CsiCalls):
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
-            self._watcher = None
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -136,20 +119,18 @@ class CsiClient(CsiCalls):
         self._begin(method)
         started = asyncio.get_running_loop().time()
         code = "OK"
-        if path not in self._methods:
-            self._methods[path] = self._channel.unary_unary(
-                path, request_serializer=_serialized, response_deserializer=response.FromString
-            )
-        call = self._methods[path](request, timeout=self.timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            answer = await call
-            if not isinstance(answer, response):  # grpc gives None for bytes that it cannot read
-                code = "INTERNAL"
-                raise CsiError(method, code, f"the answer from {self.path} is no {response.DESCRIPTOR.name}")
-            return answer
-        except grpc.aio.AioRpcError as error:
-            code = error.code().name
+            return self._read(method, response, await self._channel.unary(path, request.SerializeToString(), timeout_s))
+        except CallFailed as error:
+            code = error.code
             raise self._error(method, error) from None
+        except CsiError as error:
+            code = error.code
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
         finally:
             if self._observe is not None:
                 self._observe(path, code, asyncio.get_running_loop().time() - started)
@@ -159,39 +140,31 @@ class CsiClient(CsiCalls):
     ) -> AsyncIterator[_Response]:
         method = path.rpartition("/")[2]
         self._begin(method)
-        call = self._channel.unary_stream(
-            path, request_serializer=_serialized, response_deserializer=response.FromString
-        )(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        messages = self._channel.stream(path, request.SerializeToString(), timeout_s)
         try:
-            async for message in call:
-                yield message
-        except grpc.aio.AioRpcError as error:
+            async for message in messages:
+                yield self._read(method, response, message)
+        except CallFailed as error:
             raise self._error(method, error) from None
         finally:
-            call.cancel()  # no effect when the stream has ended
+            await messages.aclose()
 
-    def _error(self, method: str, error: Any) -> CsiError:
-        code = error.code().name
-        message = error.details() or ""
-        if code == "UNAVAILABLE":
-            message = f"no answer from {self.path}: {message}"
-        return CsiError(method, code, message)
+    def _read(self, method: str, response: type[_Response], message: bytes) -> _Response:
+        try:
+            return response.FromString(message)
+        except DecodeError:
+            text = f"the answer from {self.path} is no {response.DESCRIPTOR.name}"
+            raise CsiError(method, "INTERNAL", text) from None
+
+    def _error(self, method: str, error: CallFailed) -> CsiError:
+        message = f"no answer from {self.path}: {error.message}" if error.code == "UNAVAILABLE" else error.message
+        return CsiError(method, error.code, message)
 
     def _begin(self, method: str) -> None:
         """Before anything is asked. Whoever holds a client may find it closed: its driver has just gone."""
         if self._is_closed:
             raise CsiError(method, "UNAVAILABLE", f"the connection to {self.path} was closed")
-        if self._on_lost is not None and self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch_connection(), name=f"csi-connection {self.path}")
-
-    async def _watch_connection(self) -> None:
-        ready = grpc.ChannelConnectivity.READY
-        state = self._channel.get_state(try_to_connect=True)
-        while state is not grpc.ChannelConnectivity.SHUTDOWN:
-            await self._channel.wait_for_state_change(state)
-            before, state = state, self._channel.get_state(try_to_connect=True)
-            if before is ready and state is not ready and self._on_lost is not None:
-                self._on_lost()
 
 
 def method_named(name: str) -> Any:
@@ -202,7 +175,3 @@ def method_named(name: str) -> Any:
         if service_name in ("", service.name) and method_name in service.methods_by_name:
             return service.methods_by_name[method_name]
     raise CsiError(name, "INVALID_ARGUMENT", "there is no such CSI method")
-
-
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
