@@ -130,6 +130,19 @@ def test_a_connection_that_the_server_closed_while_idle_is_not_written_to(virtua
     virtual(story)
 
 
+def test_a_server_is_not_asked_for_warnings_that_nobody_reads(virtual, fake):
+    async def story():
+        async with fake() as api, api.client(identity="tester") as client:
+            await client.create(ConfigMap, {"metadata": {"name": "a"}}, "ns")
+            await client.patch(ConfigMap, "a", {"data": {"k": "v"}}, "ns")
+            await client.update(ConfigMap, "a", {"metadata": {"name": "a"}}, "ns")
+            told = [(verb, query) for verb, _, query in api.seen]
+            asked = {"fieldManager": "tester", "fieldValidation": "Ignore"}
+            assert told == [("POST", asked), ("PATCH", asked), ("PUT", asked)]
+
+    virtual(story)
+
+
 def test_a_server_that_is_not_there_yet_is_waited_for(virtual, fake):
     async def story():
         api = fake()
