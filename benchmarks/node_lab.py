@@ -304,6 +304,9 @@ async def lab(
     registry = base / "root" / "plugins_registry"
     announced = ScriptedDriver(NAMES[kind], base / "data", base / "root" / "plugins" / "b.sock", registry)
     made: Lab | None = None
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that nothing is left then either
     try:
         async with api(base, kubeconfig) as (path, client):
             spec = {"attachRequired": False}
