@@ -20,8 +20,7 @@ from moorage.node.run import DRAIN, KEEP, REMOVE, AgentConfig, run
 
 app = typer.Typer()
 
-# An agent makes many small objects and next to no cycles: with Python's own numbers it spends a twentieth of its time
-# on looking for them.
+# An agent makes many small objects and next to no cycles: Python's own numbers have it look for them all the time.
 _YOUNG, _OLDER, _OLD = 20_000, 20, 50
 
 

@@ -118,19 +118,15 @@ class CsiClient(CsiCalls):
         method = path.rpartition("/")[2]
         self._begin(method)
         started = asyncio.get_running_loop().time()
-        code = "OK"
+        code = "CANCELLED"  # until it has ended otherwise
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            return self._read(method, response, await self._channel.unary(path, request.SerializeToString(), timeout_s))
+            answer = self._read(response, await self._channel.unary(path, request.SerializeToString(), timeout_s))
+            code = "OK"
+            return answer
         except CallFailed as error:
             code = error.code
             raise self._error(method, error) from None
-        except CsiError as error:
-            code = error.code
-            raise
-        except asyncio.CancelledError:
-            code = "CANCELLED"
-            raise
         finally:
             if self._observe is not None:
                 self._observe(path, code, asyncio.get_running_loop().time() - started)
@@ -144,18 +140,18 @@ class CsiClient(CsiCalls):
         messages = self._channel.stream(path, request.SerializeToString(), timeout_s)
         try:
             async for message in messages:
-                yield self._read(method, response, message)
+                yield self._read(response, message)
         except CallFailed as error:
             raise self._error(method, error) from None
         finally:
             await messages.aclose()
 
-    def _read(self, method: str, response: type[_Response], message: bytes) -> _Response:
+    def _read(self, response: type[_Response], message: bytes) -> _Response:
         try:
             return response.FromString(message)
         except DecodeError:
             text = f"the answer from {self.path} is no {response.DESCRIPTOR.name}"
-            raise CsiError(method, "INTERNAL", text) from None
+            raise CallFailed("INTERNAL", text) from None
 
     def _error(self, method: str, error: CallFailed) -> CsiError:
         message = f"no answer from {self.path}: {error.message}" if error.code == "UNAVAILABLE" else error.message

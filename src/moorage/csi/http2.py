@@ -9,8 +9,9 @@ Start reading at: `Connection.begin`, `Connection.data_received`.
 
 import asyncio
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import hpack
@@ -38,7 +39,7 @@ _MOST_KNOWN = 64
 _REPEATED, _LONGER = 0x80, 0xFF  # of compressed headers: bytes that each stand for one that is remembered
 
 
-class Stream:
+class Stream(ABC):
     """A request and what comes back. Whoever makes one says what is to happen then."""
 
     __slots__ = ("held", "number", "unsent", "window")
@@ -49,19 +50,21 @@ class Stream:
         self.window = 0  # what of it may be sent
         self.held = 0  # bytes received for which no more was asked
 
+    @abstractmethod
     def heard_headers(self, headers: list[tuple[bytes, bytes]], is_last: bool) -> None:
-        raise NotImplementedError
+        """The first ones, or the last."""
 
+    @abstractmethod
     def heard_data(self, data: bytes, is_last: bool) -> None:
-        raise NotImplementedError
+        """Some of the body."""
 
+    @abstractmethod
     def was_reset(self, code: int) -> None:
         """By the other side: there will be no more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def was_lost(self, why: str) -> None:
         """With the connection. The other side may have got the request, or not."""
-        raise NotImplementedError
 
 
 class Connection(asyncio.Protocol):
@@ -332,11 +335,6 @@ class Connection(asyncio.Protocol):
         self._send_body(stream)
 
     def _send_body(self, stream: Stream) -> None:
-        for piece in self._pieces(stream):
-            flags = 0 if stream.unsent else _END_STREAM
-            self._send(_DATA, flags, stream.number, piece)
-
-    def _pieces(self, stream: Stream) -> Iterator[memoryview]:
         """As much as may be sent now."""
         while stream.unsent:
             size = min(len(stream.unsent), self._window, stream.window, self._frame_size)
@@ -345,7 +343,7 @@ class Connection(asyncio.Protocol):
             piece, stream.unsent = stream.unsent[:size], stream.unsent[size:]
             self._window -= size
             stream.window -= size
-            yield piece
+            self._send(_DATA, 0 if stream.unsent else _END_STREAM, stream.number, piece)
 
     def _go_on(self) -> None:
         """The other side takes more, maybe."""

@@ -221,7 +221,7 @@ def is_blank(image: Path) -> bool:
 def _ensure_loop(volume: NodeVolume, seen: Observed, *, read_only: bool) -> tuple[LoopDevice, bool]:
     """The volume's loop device with its settings, attached now if there is none."""
     device = seen.read_only_loop if read_only else seen.writable_loop
-    if device is not None and not _is_as_large(device, volume.data):
+    if device is not None and not _grown_to(device, volume.data):
         device = None
     is_new = device is None
     if device is None:
@@ -233,7 +233,7 @@ def _ensure_loop(volume: NodeVolume, seen: Observed, *, read_only: bool) -> tupl
     return device, is_new
 
 
-def _is_as_large(device: LoopDevice, image: Path) -> bool:
+def _grown_to(device: LoopDevice, image: Path) -> bool:
     """Whether the device shows the whole image, now if not before. False when it has let go of the image: a plugin that
     was killed while it detached one leaves it to go a moment later."""
     try:
