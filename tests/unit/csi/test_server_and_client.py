@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 import stat
+import subprocess
+import sys
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -169,6 +171,31 @@ async def test_a_deadline_ends_the_wait_but_not_the_operation(client, driver):
     async with asyncio.timeout(20):
         while driver.finished != ["v"]:
             await asyncio.sleep(0.01)
+
+
+async def test_every_call_is_observed_with_how_it_ended(server, endpoint, driver):
+    seen = []
+    async with CsiClient(
+        endpoint, observe=lambda path, code, _: seen.append((path.rpartition("/")[2], code))
+    ) as client:
+        await client.Probe(pb.ProbeRequest())
+        with pytest.raises(CsiError):
+            await client.CreateVolume(pb.CreateVolumeRequest(name="v"))
+        given_up = asyncio.create_task(client.DeleteVolume(pb.DeleteVolumeRequest(volume_id="v")))
+        await driver.started.wait()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        driver.may_end.set()
+    assert seen == [("Probe", "OK"), ("CreateVolume", "RESOURCE_EXHAUSTED"), ("DeleteVolume", "CANCELLED")]
+
+
+@pytest.mark.parametrize("module", ["moorage.cli.node", "moorage.csi.client"])
+def test_who_only_calls_drivers_does_not_load_grpc(module):
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; print('grpc' in sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert loaded.stdout == "False\n"
 
 
 async def test_a_stop_waits_for_running_operations(endpoint, driver):
