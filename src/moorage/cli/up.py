@@ -21,6 +21,11 @@ from moorage.kube.quantity import bytes_of
 
 app = typer.Typer()
 
+TO_TRY = (
+    "kubectl get nodes,storageclasses",
+    "kubectl apply -f examples/claim-and-pod.yaml && kubectl get pods -w",
+)
+
 
 @app.command()
 def up(
@@ -97,8 +102,8 @@ def _print_report(console: Console, settings: UpSettings, report: Report) -> Non
     console.print(f"  logs         {settings.layout.logs}")
     console.print("\nTry it:")
     console.print(f"  export KUBECONFIG={report.kubeconfig}")
-    console.print("  kubectl get nodes,storageclasses")
-    console.print("  kubectl apply -f examples/claim-and-pod.yaml && kubectl get pods,pvc -w")
+    for line in TO_TRY:
+        console.print(f"  {line}")
     console.print("\nCtrl-C stops everything; the data stays.\n")
 
 

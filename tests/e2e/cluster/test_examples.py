@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from moorage.cli.up import TO_TRY
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 pytestmark = [
@@ -24,6 +26,13 @@ def test_examples_keep_their_promises(stack_at):
     apply(stack, "claim-and-pod")
     stack.ready("writer")
     stack.log_of("writer", "written")
+
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    for line in TO_TRY:
+        assert f"  {line}\n" in readme
+        for command in line.replace("examples/", f"{EXAMPLES}/").split(" && "):
+            said = kubectl(*command.split()[1:], "--request-timeout=2s", check=False)  # a watch ends with that
+            assert "node-1" in said or "writer" in said, command
 
     apply(stack, "snapshot")
     kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "volumesnapshot/data-moment", "--timeout=30s")
