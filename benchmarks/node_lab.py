@@ -336,7 +336,7 @@ def _clean(base: Path) -> None:
     for one in reversed(mountinfo.mounts_below(base, table)):
         mounts.unmount(one.target, lazy=True)
     for device in loop.attached(base):
-        loop.detach(device.number)
+        loop.detach(device)
     if not mountinfo.mounts_below(base):
         shutil.rmtree(base, ignore_errors=True)
     from moorage.node.pods.cgroups import Cgroups, find_hierarchies

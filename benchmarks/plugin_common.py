@@ -47,8 +47,8 @@ def pool_in_file(fstype="xfs", size=64 * GIB):
             finally:
                 mounts.unmount_all(target)
         finally:
-            loop.detach(device.number)
-            loop.wait_detached(device.number)
+            loop.detach(device)
+            loop.wait_detached(device)
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def pool_on_disk(directory=None):
             for left in reversed(mountinfo.mounts_below(text)):
                 mounts.unmount(left.target)
             for device in loop.attached(below=text):
-                loop.detach(device.number)
+                loop.detach(device)
 
 
 @contextlib.asynccontextmanager

@@ -33,7 +33,7 @@ def scratch(fstype: str = "xfs", size: int = 256 * GIB) -> Iterator[Path]:
             finally:
                 mounts.unmount(target)
         finally:
-            loop.detach(device.number)
-            loop.wait_detached(device.number)
+            loop.detach(device)
+            loop.wait_detached(device)
     finally:
         shutil.rmtree(base)

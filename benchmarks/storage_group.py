@@ -51,7 +51,7 @@ def main() -> None:
             place = base / f"m{n}"
             place.mkdir()
             device = loop.attach(volume.data)
-            stack.callback(loop.detach, device.number)
+            stack.callback(loop.detach, device)
             filesystems.format_blank(device.path, "ext4")
             mounts.mount(device.path, place, "ext4")
             stack.callback(mounts.unmount, place)

@@ -47,8 +47,8 @@ def filesystem(base: Path, fstype: str, size: int) -> Iterator[Path]:
             release_below(target)
             mounts.unmount_all(target)
     finally:
-        loop.detach(device.number)
-        loop.wait_detached(device.number)
+        loop.detach(device)
+        loop.wait_detached(device)
         shutil.rmtree(base, ignore_errors=True)
 
 
@@ -58,8 +58,8 @@ def release_below(directory: Path) -> None:
     for device in loop.attached(root):
         for mount in reversed(mountinfo.mounts_of_device(device.device)):
             mounts.unmount(mount.target, lazy=True)
-        loop.detach(device.number)
-        loop.wait_detached(device.number)
+        loop.detach(device)
+        loop.wait_detached(device)
     for mount in reversed(mountinfo.mounts_below(root)):
         if mount.target != root:
             mounts.unmount(mount.target, lazy=True)

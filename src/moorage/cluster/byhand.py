@@ -185,8 +185,8 @@ def _release_unused_loops(volume: NodeVolume) -> None:
     seen = observe(volume)
     for device in seen.loops:
         if not any(is_node_of(mount, device.number) for mount in seen.mounts):
-            loop.detach(device.number)
-            loop.wait_detached(device.number)
+            loop.detach(device)
+            loop.wait_detached(device)
 
 
 def _node_id() -> str:

@@ -73,12 +73,13 @@ def _mount_image(layout: Layout, size_bytes: int) -> None:
     attached = loop.find(layout.pool_image)
     device = attached[0] if attached else loop.attach(layout.pool_image)
     try:
-        if filesystems.content_of(device.path) is None:
-            log.info("making an XFS pool in a file", file=layout.pool_image, size_bytes=size_bytes)
-            filesystems.format_blank(device.path, "xfs", label="moorage-pool")
-        mounts.mount(device.path, layout.pool, "xfs", ("noatime",))
+        with loop.held(device):
+            if filesystems.content_of(device.path) is None:
+                log.info("making an XFS pool in a file", file=layout.pool_image, size_bytes=size_bytes)
+                filesystems.format_blank(device.path, "xfs", label="moorage-pool")
+            mounts.mount(device.path, layout.pool, "xfs", ("noatime",))
     finally:
-        loop.detach(device.path)  # the kernel keeps it for as long as it is mounted
+        loop.detach(device)  # the kernel keeps it for as long as it is mounted
 
 
 def _reported(path: Path) -> PoolReport:

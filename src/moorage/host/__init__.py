@@ -14,6 +14,7 @@ from moorage.host.errors import (
     FilesystemDamaged,
     FreezeBroken,
     HostError,
+    LoopGone,
     NotEmpty,
     UnknownFilesystem,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "FilesystemDamaged",
     "FreezeBroken",
     "HostError",
+    "LoopGone",
     "NotEmpty",
     "UnknownFilesystem",
 ]

@@ -57,6 +57,15 @@ class CannotGrow(HostError):
     code = "FAILED_PRECONDITION"
 
 
+class LoopGone(HostError):
+    """A loop device has let go of the file it was seen with; its number may be another file's by now."""
+
+    code = "ABORTED"
+
+    def __init__(self, device: Path, file: str) -> None:
+        super().__init__(f"{device} shows {file} no more", errno.ENXIO)
+
+
 class FreezeBroken(HostError):
     """A filesystem was thawed before the work under the freeze had ended."""
 

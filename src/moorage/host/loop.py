@@ -3,7 +3,10 @@
 Owns: attaching with one atomic ioctl and direct I/O, finding a device by its file, growing,
 detaching, and the device nodes in /dev. State is read from the kernel (sysfs and ioctls) only.
 May not touch: mounts, filesystems, pools.
-Start reading at: `attach`, `find`, `detach`.
+Start reading at: `attach`, `find`, `held`, `detach`.
+
+The kernel gives the number of a device that went to the next file that asks for one. So a number that was read a moment
+ago may be another file's by now: who acts on a `LoopDevice` acts on it only while it has the file it was seen with.
 """
 
 import contextlib
@@ -20,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moorage.host.errors import HostError, host_error
+from moorage.host.errors import HostError, LoopGone, host_error
 from moorage.host.probe import probe_known
 
 _SYS = "/sys/block"
@@ -44,6 +47,7 @@ class LoopDevice:
     """One attached loop device as the kernel describes it."""
 
     number: int
+    file: tuple[int, int]  # device and inode
     backing_file: str
     is_deleted: bool
     direct_io: bool
@@ -146,26 +150,42 @@ def number_of(device: str | Path) -> int:
     return os.minor(found.st_rdev)
 
 
-def detach(device: int | str | Path) -> bool:
-    """Release a loop device; False says that it was free already.
+@contextlib.contextmanager
+def held(device: LoopDevice) -> Iterator[int]:
+    """Keep a device open: so long it stays with its file, whoever releases it. LoopGone when it has let go before."""
+    gone = LoopGone(device.path, device.backing_file)
+    with contextlib.ExitStack() as opened:
+        try:
+            fd = opened.enter_context(_opened(ensure_node(device.number), os.O_RDONLY))
+        except HostError as failed:
+            if failed.errno == errno.ENXIO:
+                raise gone from failed
+            raise
+        status = _status(device.number, fd)
+        if status is None or _file_of(status) != device.file:
+            raise gone
+        yield fd
+
+
+def detach(device: LoopDevice) -> bool:
+    """Release a loop device; False says that it has let go of its file already.
 
     A device that is still open elsewhere goes when the last opener closes it.
     """
-    number = device if isinstance(device, int) else number_of(device)
-    with _opened(ensure_node(number), os.O_RDONLY) as fd:
-        try:
+    try:
+        with held(device) as fd:
             fcntl.ioctl(fd, _CLR_FD)
-        except OSError as failed:
-            if failed.errno == errno.ENXIO:
-                return False
-            raise host_error("detach", f"/dev/loop{number}", failed) from failed
+    except LoopGone:
+        return False
+    except OSError as failed:
+        raise host_error("detach", device.path, failed) from failed
     return True
 
 
-def wait_detached(number: int, timeout_s: float = 10.0) -> bool:
+def wait_detached(device: LoopDevice, timeout_s: float = 10.0) -> bool:
     """Whether the device let go of its file in time; its last openers may close a little later."""
     deadline = time.monotonic() + timeout_s
-    while _backing_of(number) is not None:
+    while _backing_of(device.number) is not None and _inode_of(device.number) == device.file:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
@@ -193,15 +213,22 @@ def remove(number: int) -> bool:
     return True
 
 
-def grow(device: int | str | Path) -> int:
-    """Tell the device the new size of its file; returns the size it now has."""
-    number = device if isinstance(device, int) else number_of(device)
-    with _opened(ensure_node(number), os.O_RDONLY) as fd:
+def grow(device: LoopDevice, size_bytes: int) -> None:
+    """Have the device show its whole file, which has this size by now."""
+    with held(device) as fd:
+        if _size(fd) >= size_bytes:
+            return
         try:
             fcntl.ioctl(fd, _SET_CAPACITY)
         except OSError as failed:
-            raise host_error("grow", f"/dev/loop{number}", failed) from failed
-        return _size(fd)
+            raise host_error("grow", device.path, failed) from failed
+
+
+def grow_all(backing: str | Path) -> None:
+    """Have every device on this file show all of it."""
+    for device in find(backing):
+        with contextlib.suppress(LoopGone):
+            grow(device, os.stat(backing).st_size)
 
 
 def set_direct_io(device: int | str | Path, wanted: bool) -> bool:
@@ -283,7 +310,8 @@ def _described(number: int, fd: int) -> LoopDevice:
     text = _backing_of(number) or b""
     return LoopDevice(
         number=number,
-        backing_file=os.fsdecode(text.removesuffix(b" (deleted)")),
+        file=_file_of(status),
+        backing_file=_plain(text),
         is_deleted=text.endswith(b" (deleted)"),
         direct_io=bool(flags & _DIRECT_IO),
         read_only=bool(flags & _READ_ONLY),
@@ -307,7 +335,11 @@ def _inode_of(number: int) -> tuple[int, int] | None:
             status = _status(number, fd)
     except HostError:
         return None
-    return None if status is None else (_decode_device(status[0]), status[1])
+    return None if status is None else _file_of(status)
+
+
+def _file_of(status: tuple[int, ...]) -> tuple[int, int]:
+    return (_decode_device(status[0]), status[1])
 
 
 def _decode_device(encoded: int) -> int:
@@ -328,7 +360,7 @@ def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
     The kernel tells the path in the mount through which the file was opened. When that was a container's, and the
     container is gone, the path begins at the root of that mount: some end of it leads to the file from here.
     """
-    base, plain = os.path.realpath(directory), os.fsdecode(text.removesuffix(b" (deleted)"))
+    base, plain = os.path.realpath(directory), _plain(text)
     if plain.startswith(f"{base.rstrip('/')}/"):
         return plain
     parts = plain.strip("/").split("/")
@@ -349,6 +381,10 @@ def _backing_of(number: int) -> bytes | None:
             return attribute.read().removesuffix(b"\n")
     except OSError:  # not attached: the directory is not there
         return None
+
+
+def _plain(text: bytes | None) -> str:
+    return os.fsdecode((text or b"").removesuffix(b" (deleted)"))
 
 
 def _is_open_elsewhere(path: str | Path) -> bool:

@@ -130,4 +130,4 @@ def _detach(pool: Pool, path: str) -> None:
     used = [mount.target for mount in mounts_of_all_namespaces() if shows(mount, device)]
     if used:
         raise Vanished(f"{path} is mounted at {', '.join(used)}")
-    loop.detach(device.number)
+    loop.detach(device)

@@ -233,8 +233,7 @@ def _expand(
             raise InvalidRequest(f"volume_capability: {why}")
     volume = pool.expand_volume(request.volume_id, sizes[0], sizes[1])
     if volume.kind is Kind.IMAGE:
-        for device in loop.find(volume.data):
-            loop.grow(device.number)
+        loop.grow_all(volume.data)
     # A raw device on this machine has grown by now; one on another node has to be told there.
     needs_node = volume.kind is Kind.IMAGE and (bool(volume.filesystem) or parts.settings.is_shared)
     return pb.ControllerExpandVolumeResponse(capacity_bytes=volume.size_bytes, node_expansion_required=needs_node)

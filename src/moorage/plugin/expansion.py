@@ -25,10 +25,8 @@ def expand_on_node(volume: NodeVolume, path: str, required_bytes: int, limit_byt
         raise SizeOutOfRange(f"volume {volume.volume_id} has {size} bytes, more than the limit of {limit_bytes}")
     if volume.is_directory:
         return size
+    loop.grow_all(volume.data)
     seen = observe(volume)
-    for device in seen.loops:
-        if loop.size_of(device.path) < os.stat(volume.data).st_size:
-            loop.grow(device.number)
     mount = seen.at(os.path.realpath(path))
     if volume.filesystem and mount is not None:
         writable = _writable(mount, seen.mounts)

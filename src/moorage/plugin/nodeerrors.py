@@ -4,6 +4,7 @@ Owns: the errors of staging and publishing, each with the code that CSI asks for
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from moorage.errors import MoorageError
 
@@ -59,6 +60,17 @@ class NotAtPath(MoorageError):
 
     def __init__(self, volume_id: str, path: str) -> None:
         super().__init__(f"volume {volume_id} is not staged or published at {path!r}")
+
+
+class StillReleased(MoorageError):
+    """A device of the volume was released and is still open: whoever has it may still write through it."""
+
+    code = "ABORTED"
+
+    def __init__(self, volume_id: str, device: Path) -> None:
+        super().__init__(
+            f"volume {volume_id}: {device} was released, but a process still has it open; `fuser -v {device}` names it"
+        )
 
 
 class MountUnverified(MoorageError):

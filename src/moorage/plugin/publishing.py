@@ -6,6 +6,7 @@ May not touch: generated messages, records of volumes.
 Start reading at: `ensure_published`, `ensure_unpublished`.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from moorage.host import loop, mountinfo
 from moorage.host.errors import HostError
+from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
 from moorage.plugin import staging
@@ -82,16 +84,16 @@ def ensure_unpublished(volume_id: str, volume: NodeVolume | None, target: Target
     """Take the volume from the target and remove the target; nothing there is success."""
     seen = observe(volume) if volume is not None else Observed((), ())
     mount = target.mounted()
-    number = None
+    device = None
     if mount is not None:
         is_known = any(mount.mount_id == each.mount_id for each in seen.mounts)
         if not is_known and not is_ours(mount, volume_id, pools) and not is_dead(target.path):
             raise NotOurs(volume_id, target.path, mount.source)
-        number = loop_number_behind(mount)
+        device = _device_behind(mount)
         target.unmount()
     failpoints.reached("unbind.unmounted")
-    if number is not None:
-        _release_read_only_loop(number, volume)
+    if device is not None:
+        _release_read_only_loop(device, volume)
     target.remove()
 
 
@@ -165,10 +167,10 @@ def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
 
 
 def _bind_device(volume: NodeVolume, bind: Bind) -> int:
-    device = staging.ensure_loop(volume, read_only=bind.is_read_only)
-    bind.target.ensure_file(_FIELD)
-    failpoints.reached("bind.made")
-    bind.target.bind(_FIELD, device.path)
+    with staging.loop_of(volume, observe(volume), read_only=bind.is_read_only) as device:
+        bind.target.ensure_file(_FIELD)
+        failpoints.reached("bind.made")
+        bind.target.bind(_FIELD, device.path)
     return device.number
 
 
@@ -189,20 +191,24 @@ def _is_read_only_device(mount: Mount) -> bool:
     return number is not None and loop.at(number).read_only
 
 
-def _release_read_only_loop(number: int, volume: NodeVolume | None) -> None:
+def _device_behind(mount: Mount) -> LoopDevice | None:
+    number = loop_number_behind(mount)
+    if number is not None:
+        with contextlib.suppress(HostError):  # it has let go of its file
+            return loop.at(number)
+    return None
+
+
+def _release_read_only_loop(device: LoopDevice, volume: NodeVolume | None) -> None:
     """A read-only device beside a writable one is there for read-only block targets; it goes with the last of them.
 
     One that is alone is what the volume was staged with, and goes when it is unstaged.
     """
-    try:
-        device = loop.at(number)
-    except HostError:
-        return
     seen = observe(volume) if volume is not None else Observed((), ())
-    in_use = any(is_node_of(mount, number) or mount.source == str(device.path) for mount in seen.mounts)
-    is_staged = [each.number for each in seen.loops] == [number]
+    in_use = any(is_node_of(mount, device.number) or mount.source == str(device.path) for mount in seen.mounts)
+    is_staged = [each.number for each in seen.loops] == [device.number]
     if device.read_only and not in_use and not is_staged:
-        loop.detach(number)
+        loop.detach(device)
 
 
 def is_published(volume: NodeVolume, path: str) -> bool:

@@ -26,7 +26,7 @@ def release_loops(parts: Parts) -> int:
             volume_id = volume_id_behind(pool, device.backing_file)
             in_use = any(shows_loop(mount, device) for mount in table)
             if volume_id and not in_use and not _may_be_staged(pool, volume_id, device.is_deleted):
-                loop.detach(device.number)
+                loop.detach(device)
                 log.info("an unused loop device was released", volume=volume_id, device=str(device.path))
                 count += 1
     return count

@@ -6,14 +6,14 @@ May not touch: generated messages, records of volumes. Nothing is formatted unle
 Start reading at: `ensure_staged`, `ensure_unstaged`.
 """
 
-import errno
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.host import extents, filesystems, loop, mountinfo, mounts, privileges
-from moorage.host.errors import CannotGrow, HostError
+from moorage.host.errors import CannotGrow, LoopGone
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.log import get_logger
@@ -25,6 +25,7 @@ from moorage.plugin.nodeerrors import (
     MountUnverified,
     NotOurs,
     StillPublished,
+    StillReleased,
     WrongContent,
 )
 from moorage.plugin.observe import (
@@ -69,8 +70,8 @@ def ensure_staged(volume: NodeVolume, target: Target, access: Access, *, read_on
     if volume.is_directory:
         return _stage_directory(volume, target, access)
     if access.is_block:
-        device, _ = _ensure_loop(volume, observe(volume), read_only=read_only_device)
-        return Staged(direct_io=device.direct_io)
+        with loop_of(volume, observe(volume), read_only=read_only_device) as device:
+            return Staged(direct_io=device.direct_io)
     return _stage_filesystem(volume, target, access, read_only_device)
 
 
@@ -92,19 +93,19 @@ def ensure_unstaged(
     published = seen.targets_besides(target.path)
     if published and not others_may_use:
         raise StillPublished(volume_id, published)
-    numbers = set() if published else {device.number for device in seen.loops}
+    devices = set() if published else set(seen.loops)
     if mount is not None:
         if not _is_of(mount, volume, seen, volume_id, pools) and not is_dead(target.path):
             raise NotOurs(volume_id, target.path, mount.source)
         behind = loop_number_behind(mount)
         if behind is not None and not published and is_ours(mount, volume_id, pools):
-            numbers.add(behind)
+            devices.add(loop.at(behind))
         target.unmount()
     failpoints.reached("unstage.unmounted")
-    for number in sorted(numbers):
-        loop.detach(number)
-        if not loop.wait_detached(number):
-            log.warning("a loop device is still held by somebody", volume=volume_id, device=f"/dev/loop{number}")
+    for device in devices:
+        loop.detach(device)
+        if not loop.wait_detached(device):
+            log.warning("a loop device is still held by somebody", volume=volume_id, device=str(device.path))
 
 
 def _stage_directory(volume: NodeVolume, target: Target, access: Access) -> Staged:
@@ -134,13 +135,8 @@ def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_o
         if access.fs_type and mount.fstype != access.fs_type:
             raise MountedDifferently(volume.volume_id, target.path, f"it is mounted as {mount.fstype}")
         return _finish_staged(volume, target, access, mount)
-    device, is_new = _ensure_loop(volume, seen, read_only=read_only_device)
-    try:
+    with loop_of(volume, seen, read_only=read_only_device) as device:
         return _mount_filesystem(volume, target, access, device)
-    except BaseException:
-        if is_new:
-            loop.detach(device.number)
-        raise
 
 
 def _finish_staged(volume: NodeVolume, target: Target, access: Access, mount: Mount) -> Staged:
@@ -218,37 +214,46 @@ def is_blank(image: Path) -> bool:
     return True
 
 
-def _ensure_loop(volume: NodeVolume, seen: Observed, *, read_only: bool) -> tuple[LoopDevice, bool]:
-    """The volume's loop device with its settings, attached now if there is none."""
-    device = seen.read_only_loop if read_only else seen.writable_loop
-    if device is not None and not _grown_to(device, volume.data):
-        device = None
-    is_new = device is None
-    if device is None:
-        device = loop.attach(volume.data, read_only=read_only, direct_io=volume.direct_io)
-    if volume.direct_io and not device.direct_io:
-        log.warning("direct I/O is not possible here", volume=volume.volume_id, device=str(device.path))
-    if volume.settings.read_ahead_kib is not None:
-        loop.set_read_ahead(device.path, volume.settings.read_ahead_kib)
-    return device, is_new
+@contextlib.contextmanager
+def loop_of(volume: NodeVolume, seen: Observed, *, read_only: bool) -> Iterator[LoopDevice]:
+    """The volume's loop device with its settings, attached now if there is none.
+
+    It is held until the end of the block, and so cannot become another volume's in between. One that was attached
+    for a block that fails is released again.
+    """
+    for going in seen.going:
+        if not loop.wait_detached(going):
+            raise StillReleased(volume.volume_id, going.path)
+    with contextlib.ExitStack() as holds:
+        device = _held_if_there(seen.read_only_loop if read_only else seen.writable_loop, holds)
+        if device is None:
+            device = loop.attach(volume.data, read_only=read_only, direct_io=volume.direct_io)
+            holds.enter_context(_detached_unless_used(device))
+            holds.enter_context(loop.held(device))
+        loop.grow(device, os.stat(volume.data).st_size)
+        if volume.direct_io and not device.direct_io:
+            log.warning("direct I/O is not possible here", volume=volume.volume_id, device=str(device.path))
+        if volume.settings.read_ahead_kib is not None:
+            loop.set_read_ahead(device.path, volume.settings.read_ahead_kib)
+        yield device
 
 
-def _grown_to(device: LoopDevice, image: Path) -> bool:
-    """Whether the device shows the whole image, now if not before. False when it has let go of the image: a plugin that
-    was killed while it detached one leaves it to go a moment later."""
+def _held_if_there(device: LoopDevice | None, holds: contextlib.ExitStack) -> LoopDevice | None:
+    """The device, held; None when it went after it was seen, as one does that its last opener closes."""
+    if device is not None:
+        with contextlib.suppress(LoopGone):
+            holds.enter_context(loop.held(device))
+            return device
+    return None
+
+
+@contextlib.contextmanager
+def _detached_unless_used(device: LoopDevice) -> Iterator[None]:
     try:
-        if loop.size_of(device.path) < os.stat(image).st_size:
-            loop.grow(device.number)
-    except HostError as error:
-        if error.errno == errno.ENXIO:
-            return False
+        yield
+    except BaseException:
+        loop.detach(device)
         raise
-    return True
-
-
-def ensure_loop(volume: NodeVolume, *, read_only: bool) -> LoopDevice:
-    """The volume's writable or read-only loop device, attached if need be."""
-    return _ensure_loop(volume, observe(volume), read_only=read_only)[0]
 
 
 def _default_options(fstype: str) -> list[str]:

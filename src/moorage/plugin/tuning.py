@@ -7,10 +7,13 @@ Start reading at: `retune`, `keep_limits`.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from moorage.errors import MoorageError
 from moorage.host import loop
+from moorage.host.errors import LoopGone
+from moorage.host.loop import LoopDevice
 from moorage.log import get_logger
 from moorage.plugin.iolimits import pod_uid_from
 from moorage.plugin.observe import NodeVolume, observe
@@ -29,12 +32,18 @@ def retune(parts: Parts, pool: Pool, volume: Volume) -> None:
     here = NodeVolume(volume, pool)
     seen = observe(here)
     for device in seen.loops:
-        if device.direct_io != here.direct_io and loop.set_direct_io(device.number, here.direct_io) != here.direct_io:
-            log.warning("direct I/O was not changed", volume=volume.id, device=str(device.path))
-        if here.settings.read_ahead_kib is not None:
-            loop.set_read_ahead(device.path, here.settings.read_ahead_kib)
+        with contextlib.suppress(LoopGone), loop.held(device):
+            _retune_device(here, device)
     note(parts, here)
     limit(parts, here)
+
+
+def _retune_device(volume: NodeVolume, device: LoopDevice) -> None:
+    wanted = volume.direct_io
+    if device.direct_io != wanted and loop.set_direct_io(device.number, wanted) != wanted:
+        log.warning("direct I/O was not changed", volume=volume.volume_id, device=str(device.path))
+    if volume.settings.read_ahead_kib is not None:
+        loop.set_read_ahead(device.path, volume.settings.read_ahead_kib)
 
 
 def limit(parts: Parts, volume: NodeVolume, always: bool = True) -> int:

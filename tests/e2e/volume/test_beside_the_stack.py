@@ -70,8 +70,8 @@ def _release(data):
     """The pool's own mount, where the stack leaves it for its next start."""
     mounts.unmount_all(data / "pool")
     for device in loop.attached(data):
-        loop.detach(device.number)
-        loop.wait_detached(device.number)
+        loop.detach(device)
+        loop.wait_detached(device)
 
 
 async def test_a_claims_volume_is_seen_exported_and_owned(stack, tmp_path):

@@ -19,10 +19,10 @@ def device_of_a_gone_container(tmp_path):
     data.write_bytes(b"\0" * (1 << 20))
     script = f"mount --bind {pool} {inside} && losetup --find --show {inside}/volumes/v1/data"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=True)
-    number = loop.number_of(done.stdout.strip())
-    yield pool, data, number
-    loop.detach(number)
-    assert loop.wait_detached(number)
+    device = loop.at(done.stdout.strip())
+    yield pool, data, device.number
+    loop.detach(device)
+    assert loop.wait_detached(device)
 
 
 def test_a_device_is_known_by_its_file_and_not_by_the_path_that_is_gone(device_of_a_gone_container):

@@ -189,4 +189,4 @@ async def test_an_event_says_which_step_failed_for_which_volume(lab, mode, metho
             if method == "NodeExpandVolume":
                 assert driver.sizes == {"vol-c1": 2 << 30}
     finally:
-        loop.detach(device.path)
+        loop.detach(device)

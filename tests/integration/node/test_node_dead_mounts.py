@@ -163,7 +163,7 @@ def disk(lab):
     device = loop.attach(backing)
     filesystems.format_blank(device.path, "xfs")
     yield device
-    loop.detach(device.number)
+    loop.detach(device)
     backing.unlink()
 
 

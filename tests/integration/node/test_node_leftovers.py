@@ -95,7 +95,7 @@ def test_a_gone_pods_block_volume_with_lost_data_leaves_nothing(layout, tmp_path
         left = mountinfo.mounts_below(layout.root)
         for one in left:
             mounts.unmount(one.target)
-        loop.detach(device.path)
+        loop.detach(device)
     assert left == []
     assert not layout.pod("uid-1").exists()
     assert list(layout.block_devices.iterdir()) == [layout.block_devices / "staging"]

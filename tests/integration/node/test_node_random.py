@@ -193,7 +193,7 @@ async def driver(tmp_path):
         left = mountinfo.mounts_below(base)
         for one in reversed(left):
             mounts.unmount(one.target, lazy=True)
-        loop.detach(device.path)
+        loop.detach(device)
     shutil.rmtree(base)
     assert [one.target for one in left] == []
 

@@ -384,7 +384,7 @@ async def test_a_block_volume_is_a_device_in_the_container(lab):
             assert not (lab.root / "plugins/kubernetes.io/csi/volumeDevices/pv-c1").exists()
             await lab.stop_agent()
     finally:
-        loop.detach(device.path)
+        loop.detach(device)
 
 
 async def test_an_inline_volume_needs_no_stage_and_dies_with_its_pod(lab):

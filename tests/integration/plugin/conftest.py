@@ -37,8 +37,8 @@ def filesystem_in_file(fstype: str, directory: Path, size: int = 8 * GIB):
         finally:
             mounts.unmount_all(target)
     finally:
-        loop.detach(device.number)
-        loop.wait_detached(device.number)
+        loop.detach(device)
+        loop.wait_detached(device)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def pool(filesystems_, pool_filesystem, request):
         for mount in mountinfo.mounts():
             if mount.source == str(device.path) or mount.device == device.device:
                 mounts.unmount_all(mount.target)
-        loop.detach(device.number)
+        loop.detach(device)
     binds = [mount.target for mount in mountinfo.binds_of(directory)]
     for target in binds:
         mounts.unmount_all(target)

@@ -274,33 +274,3 @@ async def test_statistics_and_growth_need_the_volume_to_be_there(node, refused):
     target = await node.up(volume)
     stats = pb.NodeGetVolumeStatsRequest(volume_id=volume, volume_path=str(target))
     assert (await node.client.NodeGetVolumeStats(stats)).usage[0].total > 0
-
-
-async def test_a_device_that_was_released_and_is_still_open_is_not_used_again(node, pool):
-    volume = (await node.create()).volume_id
-    released = loop.attach(pool / "volumes" / volume / "data")
-    opener = os.open(released.path, os.O_RDONLY)
-    try:
-        loop.detach(released.number)
-        assert loop.at(released.number).autoclear
-        target = await node.up(volume)
-        (target / "file").write_bytes(b"kept")
-    finally:
-        os.close(opener)
-    assert loop.wait_detached(released.number)
-    assert (target / "file").read_bytes() == b"kept"
-
-
-async def test_a_device_that_goes_between_two_looks_is_replaced(node, pool, monkeypatch):
-    volume = (await node.create()).volume_id
-    going = loop.attach(pool / "volumes" / volume / "data")
-    size_of = loop.size_of
-
-    def gone_before(device):
-        loop.detach(going.number)
-        return size_of(device)
-
-    monkeypatch.setattr(loop, "size_of", gone_before)
-    target = await node.up(volume)
-    (target / "file").write_bytes(b"kept")
-    assert [each.number for each in loop.attached(pool)] == [mountinfo.mount_at(target).device[1]]

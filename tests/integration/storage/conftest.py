@@ -38,7 +38,7 @@ def mounted():
             finally:
                 mounts.unmount_all(target)
         finally:
-            loop.detach(device.number)
-            assert loop.wait_detached(device.number)
+            loop.detach(device)
+            assert loop.wait_detached(device)
 
     return hold

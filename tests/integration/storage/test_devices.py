@@ -1,11 +1,12 @@
 """Loop devices and mounts of this machine, and the signs of trouble that they show."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from moorage.host import HostError, filesystems, loop, mountinfo, mounts
+from moorage.host import HostError, LoopGone, filesystems, loop, mountinfo, mounts
 from moorage.storage import CreateVolume, HealthStatus, Pool, PoolConfig
 from moorage.storage.health import node_signs
 
@@ -31,7 +32,7 @@ def test_a_device_in_use_or_unknown_is_not_removed(image):
         assert not loop.remove(device.number)
         assert loop.find(image) == [device]
     finally:
-        loop.detach(device.number)
+        loop.detach(device)
     assert not loop.remove(max(loop.numbers()) + 1000)
 
 
@@ -47,17 +48,51 @@ def test_a_device_is_found_by_its_file_grown_and_released(image):
         moved.rename(image)
         assert loop.size_of(device.path) == 64 * MIB
         os.truncate(image, 96 * MIB)
-        assert loop.grow(device.path) == 96 * MIB
+        loop.grow(device, 96 * MIB)
+        assert loop.size_of(device.path) == 96 * MIB
+        os.truncate(image, 112 * MIB)
+        loop.grow_all(image)
+        assert loop.size_of(device.path) == 112 * MIB
         assert device in loop.attached(image.parent)
         assert loop.set_direct_io(device.number, False) is False
         assert loop.set_direct_io(device.number, True) is True
         loop.set_read_ahead(device.path, 256)
         assert Path(f"/sys/block/loop{device.number}/queue/read_ahead_kb").read_text() == "256\n"
     finally:
-        assert loop.detach(device.number)
-    assert loop.wait_detached(device.number)
-    assert loop.detach(device.number) is False
+        assert loop.detach(device)
+    assert loop.wait_detached(device)
+    assert loop.detach(device) is False
     assert loop.find(image) == []
+
+
+def test_a_device_that_is_held_stays_with_its_file_whoever_releases_it(image):
+    device = loop.attach(image)
+    with loop.held(device):
+        assert loop.detach(device)
+        assert loop.at(device.number) == replace(device, autoclear=True)
+        assert not loop.wait_detached(device, timeout_s=0)
+    assert loop.wait_detached(device)
+    with pytest.raises(LoopGone, match=f"loop{device.number} shows {image} no more"), loop.held(device):
+        pass
+
+
+def test_a_number_that_is_another_files_by_now_is_left_alone(image):
+    another = image.with_name("another")
+    with open(another, "wb") as file:
+        file.truncate(64 * MIB)
+    device = loop.attach(another)
+    try:
+        earlier = replace(device, file=(image.stat().st_dev, image.stat().st_ino), backing_file=str(image))
+        os.truncate(another, 96 * MIB)
+        assert loop.wait_detached(earlier, timeout_s=0)
+        assert loop.detach(earlier) is False
+        with pytest.raises(LoopGone):
+            loop.grow(earlier, 96 * MIB)
+        assert loop.size_of(device.path) == 64 * MIB
+        assert loop.at(device.number) == device
+    finally:
+        loop.detach(device)
+        loop.wait_detached(device)
 
 
 def test_a_read_only_device_refuses_writes(image):
@@ -67,8 +102,8 @@ def test_a_read_only_device_refuses_writes(image):
         with pytest.raises(PermissionError):
             Path(device.path).write_bytes(b"x")
     finally:
-        loop.detach(device.number)
-        loop.wait_detached(device.number)
+        loop.detach(device)
+        loop.wait_detached(device)
 
 
 def test_missing_files_and_wrong_devices_are_named(tmp_path):
@@ -122,5 +157,5 @@ def test_signs_appear_and_go(pool, mounted, tmp_path):
         filesystems.check(device.path, "ext4")
         assert node_signs(volume) == []
     finally:
-        loop.detach(device.number)
-        loop.wait_detached(device.number)
+        loop.detach(device)
+        loop.wait_detached(device)

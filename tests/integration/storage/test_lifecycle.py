@@ -89,7 +89,7 @@ def test_a_mounted_volume_grows_online(pool, tmp_path, filesystem, mounted):
         grown = pool.expand_volume(volume.id, 700 * MIB)
         assert grown.size_bytes == 700 * MIB
         device = loop.find(volume.data)[0]
-        assert loop.grow(device.number) == 700 * MIB
+        loop.grow(device, 700 * MIB)
         assert filesystems.grow(device.path, filesystem, place)
         assert mounts.space_of(place).total_bytes > 600 * MIB
         assert pool.expand_volume(volume.id, 700 * MIB) == grown  # again is fine
@@ -131,8 +131,8 @@ def test_a_block_volume_in_use_is_copied_where_the_pool_has_reflinks(pool):
             cut = pool.create_snapshot(CreateSnapshot("s", volume.id))
             assert cut.data.read_bytes()[:4096] == b"A" * 4096
     finally:
-        loop.detach(device.number)
-        assert loop.wait_detached(device.number)
+        loop.detach(device)
+        assert loop.wait_detached(device)
 
 
 def test_a_copy_of_a_half_formatted_volume_is_blank(pool):

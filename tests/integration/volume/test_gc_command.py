@@ -74,7 +74,7 @@ async def test_devices_mounts_temporary_files_and_trash_are_found_and_removed_on
     assert loop.find(left.data) != []
     code, answer, _ = await gc("--pool", pool.directory, "--yes", "--grace", "0s")
     assert kinds(answer, "removed") == ["export-snapshot", "loop-device"]
-    assert loop.wait_detached(stale.number)
+    assert loop.wait_detached(stale)
     assert [device.number for device in loop.find(used.data)] == [busy.number]
     assert {volume.name for volume in pool.volumes().items} == {"left", "used"}
     assert pool.snapshots().items == ()
@@ -100,7 +100,7 @@ async def test_a_mount_of_a_deleted_volume_is_unmounted_unless_somebody_is_in_it
     assert kinds(answer, "removed") == ["mount"]
     code, answer, _ = await gc("--pool", pool.directory, "--yes", "--grace", "0s")
     assert kinds(answer, "removed") == ["loop-device"]
-    assert loop.wait_detached(device.number)
+    assert loop.wait_detached(device)
 
 
 async def test_volumes_objects_and_attachments_without_each_other_are_found(pool, tmp_path):

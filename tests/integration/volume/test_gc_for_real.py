@@ -159,8 +159,8 @@ async def test_a_shared_pool_gives_back_what_a_node_had_that_is_gone(shared, clu
         again = shared.attach(made["a"].id, NODE, "SINGLE_NODE_WRITER")  # the next node gets it
         assert again.node_id == NODE
     finally:
-        loop.detach(in_use.number)
-        loop.wait_detached(in_use.number)
+        loop.detach(in_use)
+        loop.wait_detached(in_use)
 
 
 def _age(pool, ident):
@@ -193,11 +193,11 @@ async def test_a_dead_mount_is_unmounted_when_it_is_old_enough(pool, tmp_path):
         assert mounts.mount_at(target) is None
         code, answer = await gc("--pool", pool.directory, "--grace", "0s", "--yes")
         assert ids(answer) == [("loop-device", str(device.path))]
-        assert loop.wait_detached(device.number)
+        assert loop.wait_detached(device)
     finally:
         mounts.unmount_all(target)
         for left in loop.find(volume.data):
-            loop.detach(left.number)
+            loop.detach(left)
 
 
 @pytest.mark.parametrize("kind", ["image", "directory"])
@@ -246,5 +246,5 @@ def _mounted(volume, kind, *targets):
         for target in targets:
             mounts.unmount_all(target)
         if device is not None:
-            loop.detach(device.number)
-            loop.wait_detached(device.number)
+            loop.detach(device)
+            loop.wait_detached(device)

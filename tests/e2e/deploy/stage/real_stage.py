@@ -72,7 +72,7 @@ class Stage:
             with contextlib.suppress(OSError):
                 mounts.unmount_all(Path(mount.target))
         for device in loop.attached(self.layout.pool):
-            loop.detach(device.number)
+            loop.detach(device)
         release_pool(self.layout)
 
     async def _serve(self) -> None:

@@ -161,7 +161,7 @@ def device(driver):
     made = loop.attach(backing, direct_io=False)
     (driver.data / "vol.device").symlink_to(made.path)
     yield made
-    loop.detach(made.path)
+    loop.detach(made)
 
 
 @pytest.fixture

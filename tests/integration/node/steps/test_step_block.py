@@ -77,7 +77,7 @@ async def test_a_block_volume_that_came_back_as_another_device_is_mapped_anew(bl
         assert os.stat(block.layout.block_link(ONE, "pv")).st_rdev == os.stat(other.path).st_rdev
         await block.all_goes(ONE)
     finally:
-        loop.detach(other.path)
+        loop.detach(other)
 
 
 async def test_a_block_volume_is_not_unstaged_while_a_device_file_is_left(block):
