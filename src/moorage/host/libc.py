@@ -1,7 +1,7 @@
 """The system calls that Python's standard library does not offer.
 
-Owns: the ctypes declarations of mount, umount2, open_tree, mount_setattr, move_mount, openat2, syncfs, sync_file_range
-and quotactl.
+Owns: the ctypes declarations of mount, umount2, open_tree, mount_setattr, move_mount, openat2, statx, syncfs,
+sync_file_range and quotactl.
 May not touch: policy; every function is one system call and raises OSError as `os` does.
 """
 
@@ -14,6 +14,9 @@ _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 43
 OPEN_TREE_CLONE, FROM_EMPTY_PATH, _TO_FOLLOWS_LINKS = 1, 4, 0x10
 AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
 AT_FDCWD = -100
+_AT_AS_IT_IS = 0x100 | 0x800 | 0x4000  # no link followed, nothing mounted by asking, no server asked
+_STATX = struct.Struct("=8xQ40xQ192x")  # of struct statx, the attributes and which of them are known
+_STATX_ATTR_MOUNT_ROOT = 0x2000
 NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH = 0x01, 0x02, 0x04, 0x08  # how openat2 resolves a path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,6 +27,7 @@ _libc.mount.argtypes = (
     ctypes.c_ulong,
     ctypes.c_char_p,
 )
+_libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -46,6 +50,14 @@ def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
 
 def umount2(target: str, flags: int) -> None:
     _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def is_mount_root(path: str) -> bool | None:
+    """Whether a mount is on top at this path; None where the kernel does not tell."""
+    found = ctypes.create_string_buffer(_STATX.size)
+    _check(_libc.statx(AT_FDCWD, os.fsencode(path), _AT_AS_IT_IS, 0, found), path)
+    attributes, known = _STATX.unpack(found.raw)
+    return bool(attributes & _STATX_ATTR_MOUNT_ROOT) if known & _STATX_ATTR_MOUNT_ROOT else None
 
 
 def open_tree(source: str, *, recursive: bool, at: int = AT_FDCWD) -> int:

@@ -19,14 +19,14 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorage.host.errors import HostError, LoopGone, host_error
 from moorage.host.probe import probe_known
 
-_SYS = "/sys/block"
+_SYS = "/sys/devices/virtual/block"  # what the links in /sys/block lead to
 _CONTROL = "/dev/loop-control"
 _MAJOR = 7
 _SET_FD_DIRECT, _CLR_FD, _GET_STATUS64, _SET_CAPACITY, _CONFIGURE = 0x4C08, 0x4C01, 0x4C05, 0x4C07, 0x4C0A
@@ -38,6 +38,7 @@ _READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
 _INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
 _CONFIG = struct.Struct(f"=II{_INFO.size}s64x")
 _ATTEMPTS = 256
+_PAGE_BYTES = 4096  # no attribute in sysfs is longer
 _ATTACHING = threading.Lock()
 _F_SETSIG = 10
 
@@ -93,7 +94,14 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
     raise HostError(f"attach {backing}: no free loop device after {_ATTEMPTS} attempts", errno.EBUSY)
 
 
-def find(backing: str | Path) -> list[LoopDevice]:
+def files() -> list[tuple[int, bytes]]:
+    """The number of every attached device, and what the kernel tells of its file's path."""
+    with _opened(_SYS, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        told = ((number, _backing_of(number, directory)) for number in numbers())
+        return [(number, text) for number, text in told if text is not None]
+
+
+def find(backing: str | Path, among: Iterable[tuple[int, bytes]] | None = None) -> list[LoopDevice]:
     """The loop devices on this file, by device and inode, so renames and namespaces do not matter."""
     try:
         wanted = os.stat(backing)
@@ -101,15 +109,36 @@ def find(backing: str | Path) -> list[LoopDevice]:
         return []
     if not _is_open_elsewhere(backing):
         return []
-    name = os.fsencode(os.path.basename(os.path.realpath(backing)))
+    file, real = (wanted.st_dev, wanted.st_ino), os.fsencode(os.path.realpath(backing))
     found = []
-    for number, text in _attached_numbers():
-        # The name narrows the search; device and inode decide.
-        if os.path.basename(text.removesuffix(b" (deleted)")) == name and _inode_of(number) == (
-            wanted.st_dev,
-            wanted.st_ino,
-        ):
+    for number, text in files() if among is None else among:
+        # Names narrow the search, as to ask a device is to open it; device and inode decide.
+        if _may_be(text.removesuffix(b" (deleted)"), real, file) and _inode_of(number) == file:
             with contextlib.suppress(HostError):
+                found.append(at(number))
+    return found
+
+
+def _may_be(text: bytes, real: bytes, file: tuple[int, int]) -> bool:
+    """Whether a device's path can lead to the file, perhaps through another mount or in another namespace."""
+    theirs, ours = text.rsplit(b"/", 2), real.rsplit(b"/", 2)
+    if theirs[-1] != ours[-1]:
+        return False
+    if theirs[-2] == ours[-2]:
+        return True
+    try:
+        seen = os.stat(text)
+    except OSError:
+        return True
+    return (seen.st_dev, seen.st_ino) == file
+
+
+def told_at(path: str, among: Iterable[tuple[int, bytes]]) -> list[LoopDevice]:
+    """The devices whose file is or was at this path, as the kernel tells it: deleted, or replaced by another."""
+    found = []
+    for number, text in among:
+        if _plain(text) == path:
+            with contextlib.suppress(HostError):  # detached in the meantime
                 found.append(at(number))
     return found
 
@@ -117,7 +146,7 @@ def find(backing: str | Path) -> list[LoopDevice]:
 def attached(below: str | Path | None = None) -> list[LoopDevice]:
     """Every attached loop device, or those whose file lies below a directory (deleted files too)."""
     found = []
-    for number, text in _attached_numbers():
+    for number, text in files():
         with contextlib.suppress(HostError):  # detached in the meantime
             if below is None:
                 found.append(at(number))
@@ -130,6 +159,12 @@ def is_below(number: int, directory: str | Path) -> bool:
     """Whether the file of this loop device lies below a directory."""
     text = _backing_of(number)
     return text is not None and _path_below(number, text, directory) is not None
+
+
+def number_behind(found: os.stat_result) -> int | None:
+    """The number of the loop device that a node stands for, or that has the filesystem of a file."""
+    device = found.st_rdev if stat.S_ISBLK(found.st_mode) else found.st_dev
+    return os.minor(device) if os.major(device) == _MAJOR else None
 
 
 def at(device: int | str | Path) -> LoopDevice:
@@ -167,6 +202,11 @@ def held(device: LoopDevice) -> Iterator[int]:
         yield fd
 
 
+def is_still(device: LoopDevice) -> bool:
+    """Whether the device has the file it was seen with."""
+    return _inode_of(device.number) == device.file
+
+
 def detach(device: LoopDevice) -> bool:
     """Release a loop device; False says that it has let go of its file already.
 
@@ -185,7 +225,7 @@ def detach(device: LoopDevice) -> bool:
 def wait_detached(device: LoopDevice, timeout_s: float = 10.0) -> bool:
     """Whether the device let go of its file in time; its last openers may close a little later."""
     deadline = time.monotonic() + timeout_s
-    while _backing_of(device.number) is not None and _inode_of(device.number) == device.file:
+    while _backing_of(device.number) is not None and is_still(device):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
@@ -347,13 +387,6 @@ def _decode_device(encoded: int) -> int:
     return os.makedev((encoded >> 8) & 0xFFF, (encoded & 0xFF) | ((encoded >> 12) & 0xFFF00))
 
 
-def _attached_numbers() -> Iterator[tuple[int, bytes]]:
-    for number in numbers():
-        text = _backing_of(number)
-        if text is not None:
-            yield number, text
-
-
 def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
     """The device's file as a path below a directory; None when it is elsewhere.
 
@@ -375,12 +408,19 @@ def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
     return None
 
 
-def _backing_of(number: int) -> bytes | None:
+def _backing_of(number: int, directory: int | None = None) -> bytes | None:
+    """The path of a device's file; None when it is not attached. `directory` is that of all devices, opened."""
+    path = f"loop{number}/loop/backing_file" if directory is not None else f"{_SYS}/loop{number}/loop/backing_file"
     try:
-        with open(f"{_SYS}/loop{number}/loop/backing_file", "rb") as attribute:
-            return attribute.read().removesuffix(b"\n")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:  # not attached: the directory is not there
         return None
+    try:
+        return os.read(fd, _PAGE_BYTES).removesuffix(b"\n")
+    except OSError:  # detached in the meantime
+        return None
+    finally:
+        os.close(fd)
 
 
 def _plain(text: bytes | None) -> str:

@@ -8,9 +8,11 @@ Start reading at: `mounts`, `mount_at`.
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from moorage.host import libc
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _MOUNTINFO = "/proc/self/mountinfo"
@@ -55,13 +57,25 @@ def parse(text: bytes) -> list[Mount]:
 
 
 def mount_at(target: str | Path, among: Iterable[Mount] | None = None) -> Mount | None:
-    """The mount that is on top at exactly this path. The path must have no symbolic links."""
+    """The mount that is on top at exactly this path. The path must have no symbolic links; it is not asked, as a server
+    behind it may hang."""
     wanted = os.path.normpath(os.fspath(target))
     top = None
     for mount in _mounts_naming(wanted) if among is None else among:
         if mount.target == wanted:
             top = mount
     return top
+
+
+def is_mounted(target: str | Path) -> bool:
+    """The same as a question, asked of the path: at the same cost however many mounts there are."""
+    try:
+        is_root = libc.is_mount_root(os.fspath(target))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a dead mount answers with its own errors
+        is_root = None
+    return mount_at(target) is not None if is_root is None else is_root
 
 
 def mounts_below(directory: str | Path, among: Iterable[Mount] | None = None) -> list[Mount]:
@@ -80,12 +94,21 @@ def mounts_of_device(device: tuple[int, int], among: Iterable[Mount] | None = No
 
     A btrfs has a number of its own; there only the source tells the device.
     """
-    source = f"/dev/loop{device[1]}" if device[0] == _LOOP_MAJOR else ""
-    return [
-        mount
-        for mount in (mounts() if among is None else among)
-        if mount.device == device or (source and mount.source == source)
-    ]
+    is_loop = device[0] == _LOOP_MAJOR
+    source = f"/dev/loop{device[1]}" if is_loop else ""
+    if among is None:
+        among = mounts_of_loops([device[1]]) if is_loop else mounts()
+    return [mount for mount in among if mount.device == device or (source and mount.source == source)]
+
+
+def mounts_of_loops(numbers: Collection[int]) -> list[Mount]:
+    """The mounts that may show one of these loop devices: a filesystem on it, or its node."""
+    if not numbers:
+        return []
+    names = b"|".join(b"%d" % number for number in numbers)
+    may_show = re.compile(rb" %d:(?:%b) |loop(?:%b) " % (_LOOP_MAJOR, names, names))
+    with open(_MOUNTINFO, "rb") as lines:
+        return parse(b"\n".join(line for line in lines.read().split(b"\n") if may_show.search(line)))
 
 
 def mount_containing(path: str | Path) -> Mount:

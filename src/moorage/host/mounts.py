@@ -15,7 +15,7 @@ from pathlib import Path
 
 from moorage.host import libc
 from moorage.host.errors import HostError, host_error
-from moorage.host.mountinfo import mount_at
+from moorage.host.mountinfo import is_mounted
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS, MS_REMOUNT = 1, 2, 4, 8, 16, 32
 MS_MANDLOCK, MS_DIRSYNC, MS_NOSYMFOLLOW, MS_NOATIME, MS_NODIRATIME = 64, 128, 256, 1024, 2048
@@ -195,7 +195,7 @@ def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> b
             libc.umount2(os.fspath(target), flags)
             return True
         except OSError as failed:
-            if failed.errno in (errno.EINVAL, errno.ENOENT) and mount_at(target) is None:
+            if failed.errno in (errno.EINVAL, errno.ENOENT) and not is_mounted(target):
                 return False
             if failed.errno != errno.EBUSY or pause_s is None:
                 raise host_error("unmount", target, failed) from failed
@@ -206,7 +206,7 @@ def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> b
 def unmount_all(target: str | Path) -> int:
     """Take away every mount stacked at `target`; corrupted ones lazily. Returns how many."""
     count = 0
-    while mount_at(target) is not None:
+    while is_mounted(target):
         unmount(target, lazy=is_corrupted(target))
         count += 1
     return count

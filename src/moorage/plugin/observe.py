@@ -77,15 +77,16 @@ class Observed:
     @property
     def going(self) -> tuple[LoopDevice, ...]:
         """Writable devices that were released and mounted nowhere, but that somebody still has open."""
-        return tuple(each for each in self.loops if each.autoclear and not each.read_only and not self._shows(each))
+        return tuple(each for each in self.loops if each.autoclear and not each.read_only and not self.shows(each))
 
     def _to_use(self, *, read_only: bool) -> LoopDevice | None:
         """One that is mounted already before one that is not; one that was released goes with its last opener."""
         found = [device for device in self.loops if device.read_only == read_only and not device.is_deleted]
-        mounted = [device for device in found if self._shows(device)]
+        mounted = [device for device in found if self.shows(device)]
         return next(iter(mounted or [device for device in found if not device.autoclear]), None)
 
-    def _shows(self, device: LoopDevice) -> bool:
+    def shows(self, device: LoopDevice) -> bool:
+        """Whether the device, or a filesystem on it, is mounted somewhere."""
         return any(shows_loop(mount, device) for mount in self.mounts)
 
     def at(self, path: str) -> Mount | None:
@@ -99,9 +100,10 @@ def observe(volume: NodeVolume, table: Sequence[Mount] | None = None) -> Observe
     """The volume's loop devices and mounts, read now."""
     if volume.is_directory:
         return Observed((), tuple(mountinfo.binds_of(volume.data)) if volume.data.exists() else ())
-    # Mounts first: a device that goes after the look at the devices may have another volume's mount a moment later.
-    seen = mountinfo.mounts() if table is None else table
-    loops = tuple(loop.find(volume.data))
+    found = loop.find(volume.data)
+    seen = mountinfo.mounts_of_loops([each.number for each in found]) if table is None else table
+    # The number of one that went meanwhile may be another volume's, with its mounts.
+    loops = tuple(each for each in found if loop.is_still(each))
     return Observed(loops, tuple(mount for mount in seen if any(shows_loop(mount, each) for each in loops)))
 
 

@@ -82,17 +82,16 @@ def ensure_published(volume: NodeVolume, bind: Bind) -> None:
 
 def ensure_unpublished(volume_id: str, volume: NodeVolume | None, target: Target, pools: Sequence[Path]) -> None:
     """Take the volume from the target and remove the target; nothing there is success."""
-    seen = observe(volume) if volume is not None else Observed((), ())
     mount = target.mounted()
     device = None
     if mount is not None:
-        is_known = any(mount.mount_id == each.mount_id for each in seen.mounts)
+        is_known = volume is not None and is_published(volume, target.path)
         if not is_known and not is_ours(mount, volume_id, pools) and not is_dead(target.path):
             raise NotOurs(volume_id, target.path, mount.source)
         device = _device_behind(mount)
         target.unmount()
     failpoints.reached("unbind.unmounted")
-    if device is not None:
+    if device is not None and device.read_only:
         _release_read_only_loop(device, volume)
     target.remove()
 
@@ -207,14 +206,27 @@ def _release_read_only_loop(device: LoopDevice, volume: NodeVolume | None) -> No
     seen = observe(volume) if volume is not None else Observed((), ())
     in_use = any(is_node_of(mount, device.number) or mount.source == str(device.path) for mount in seen.mounts)
     is_staged = [each.number for each in seen.loops] == [device.number]
-    if device.read_only and not in_use and not is_staged:
+    if not in_use and not is_staged:
         loop.detach(device)
 
 
 def is_published(volume: NodeVolume, path: str) -> bool:
     """Whether the volume is at this path, staged or published."""
     real = os.path.realpath(path) if path.startswith("/") else ""
-    return bool(real) and observe(volume).at(real) is not None
+    return bool(real) and (_is_behind(volume, real) or observe(volume).at(real) is not None)
+
+
+def _is_behind(volume: NodeVolume, real: str) -> bool:
+    """Whether what is mounted at the path is the volume's loop device. The path alone is asked, which takes as long
+    however many volumes there are; where that does not tell (btrfs, a dead mount), the answer is no."""
+    try:
+        there, above, data = os.stat(real), os.stat(os.path.dirname(real)), os.stat(volume.data)
+        if there.st_dev == above.st_dev:
+            return False
+        number = loop.number_behind(there)
+        return number is not None and loop.at(number).file == (data.st_dev, data.st_ino)
+    except (HostError, OSError):
+        return False
 
 
 def is_shown(volume: NodeVolume, path: str) -> bool:

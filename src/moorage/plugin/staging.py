@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.host import extents, filesystems, loop, mountinfo, mounts, privileges
+from moorage.host import extents, filesystems, loop, mounts, privileges
 from moorage.host.errors import CannotGrow, LoopGone
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
@@ -136,7 +136,7 @@ def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_o
             raise MountedDifferently(volume.volume_id, target.path, f"it is mounted as {mount.fstype}")
         return _finish_staged(volume, target, access, mount)
     with loop_of(volume, seen, read_only=read_only_device) as device:
-        return _mount_filesystem(volume, target, access, device)
+        return _mount_filesystem(volume, target, access, device, is_mounted=seen.shows(device))
 
 
 def _finish_staged(volume: NodeVolume, target: Target, access: Access, mount: Mount) -> Staged:
@@ -152,11 +152,13 @@ def _finish_staged(volume: NodeVolume, target: Target, access: Access, mount: Mo
     return Staged(grown=grown)
 
 
-def _mount_filesystem(volume: NodeVolume, target: Target, access: Access, device: LoopDevice) -> Staged:
+def _mount_filesystem(
+    volume: NodeVolume, target: Target, access: Access, device: LoopDevice, *, is_mounted: bool
+) -> Staged:
     read_only = access.mode.is_read_only or device.read_only
     fstype, formatted = _ensure_filesystem(volume, access, device)
     repaired = grown = False
-    if not device.read_only and not mountinfo.mounts_of_device(device.device):
+    if not device.read_only and not is_mounted:
         repaired = filesystems.check(device.path, fstype).repaired
         # ext4 grows best before its mount; the others can only grow after it.
         grown = fstype == "ext4" and not access.mode.is_read_only and grow_filesystem(device.path, fstype, None)

@@ -49,7 +49,7 @@ class Target:
         return os.path.dirname(self.path)
 
     def mounted(self) -> mountinfo.Mount | None:
-        return mountinfo.mount_at(self.path)
+        return mountinfo.mount_at(self.path) if mountinfo.is_mounted(self.path) else None
 
     def exists(self) -> bool:
         try:

@@ -10,7 +10,8 @@ Start reading at: `volume_signs`, `node_signs`.
 
 import os
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from moorage.host import filesystems, loop, mountinfo, subvolumes
 from moorage.host.loop import LoopDevice
@@ -97,12 +98,14 @@ def node_signs(volume: Volume, wants_direct_io: bool = True) -> list[HealthEntry
     if volume.kind is not Kind.IMAGE:
         return []
     entries: list[HealthEntry] = []
-    table = mountinfo.mounts()
+    attached = loop.files()
     try:
-        found = loop.find(volume.data)
+        found = loop.find(volume.data, attached)
     except OSError:  # `volume_signs` tells that the data does not answer
         found = []
-    orphans = _orphans(volume, {device.number for device in found})
+    present = {device.number for device in found}
+    orphans = [device for device in _told_at(volume.data, attached) if device.number not in present]
+    table = mountinfo.mounts_of_loops([device.number for device in (*found, *orphans)])
     for device in (*found, *orphans):
         if device in orphans:
             entries.append(sign("BackingFileDeleted", f"{device.path} points at a deleted file"))
@@ -111,13 +114,10 @@ def node_signs(volume: Volume, wants_direct_io: bool = True) -> list[HealthEntry
     return _unique(entries)
 
 
-def _orphans(volume: Volume, present: Collection[int]) -> list[LoopDevice]:
-    """Loop devices whose file was this volume's and has been deleted or replaced."""
-    path = os.path.realpath(volume.data)
-    if _answers_with_error(path):
-        return []
-    devices = loop.attached(os.path.dirname(path))
-    return [device for device in devices if device.number not in present and device.backing_file == path]
+def _told_at(data: Path, attached: Iterable[tuple[int, bytes]]) -> list[LoopDevice]:
+    """Loop devices whose file is or was the volume's: it may have been deleted or replaced."""
+    path = os.path.realpath(data)
+    return [] if _answers_with_error(path) else loop.told_at(path, attached)
 
 
 def _answers_with_error(path: str) -> bool:

@@ -32,10 +32,9 @@ def observe(data: Path, kind: Kind) -> Use:
     """Everything on this machine that holds the data open through the kernel."""
     if kind is Kind.DIRECTORY:
         return Use(mountpoints=tuple(mount.target for mount in mountinfo.binds_of(data)))
-    devices = tuple(loop.find(data))
-    if not devices:
-        return Use()
-    table = mountinfo.mounts()
+    found = loop.find(data)
+    table = mountinfo.mounts_of_loops([device.number for device in found])
+    devices = tuple(device for device in found if loop.is_still(device))  # or its number may be another volume's
     # A block device that is bound into a pod shows as devtmpfs: it is not a filesystem of the device.
     places = tuple(mount.target for device in devices for mount in mountinfo.mounts_of_device(device.device, table))
     return Use(devices, places)
@@ -43,10 +42,10 @@ def observe(data: Path, kind: Kind) -> Use:
 
 def one_mount_each(use: Use) -> list[str]:
     """One mount point for each mounted device: enough to freeze its filesystem."""
-    table = mountinfo.mounts()
+    table = mountinfo.mounts_of_loops([device.number for device in use.devices])
     chosen = []
     for device in use.devices:
         found = mountinfo.mounts_of_device(device.device, table)
-        if found:
+        if found and loop.is_still(device):
             chosen.append(found[0].target)
     return chosen

@@ -33,6 +33,31 @@ def either(request, monkeypatch):
         monkeypatch.setattr(libc, "open_tree", _not_there)
 
 
+@pytest.fixture(params=["path", "table"])
+def asked(request, monkeypatch):
+    """Kernels that tell of a path whether a mount is there, and those before 5.8."""
+    if request.param == "table":
+        monkeypatch.setattr(libc, "is_mount_root", lambda _path: None)
+
+
+@pytest.mark.usefixtures("asked")
+def test_whether_something_is_mounted_at_exactly_a_path(places):
+    source, target = places
+    file, link = target / "file", target / "link"
+    assert mountinfo.is_mounted(source)
+    assert not mountinfo.is_mounted(source / "file")
+    assert not mountinfo.is_mounted(target)
+    assert not mountinfo.is_mounted(target / "missing")
+    assert not mountinfo.is_mounted(source / "file" / "below a file")
+    file.touch()
+    link.symlink_to(source)
+    mounts.bind(source / "file", file)
+    assert mountinfo.is_mounted(file)
+    assert not mountinfo.is_mounted(link)
+    assert mounts.unmount_all(file) == 1
+    assert not mountinfo.is_mounted(file)
+
+
 def _not_there(*_arguments, **_named):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 

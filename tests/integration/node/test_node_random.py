@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorage.host import loop, mountinfo, mounts
+from moorage.node import threads
 from moorage.node.layout import Layout, PodUid, csi_volume_name
 from moorage.node.plugins.registry import Driver, Registry
 from moorage.node.testing import GARBAGE, LIE, ScriptedDriver
@@ -83,8 +84,32 @@ def holder(mount):
     return parts[-2].replace("pv-", "vol-") if "publish" in parts else ""
 
 
+class Threads:
+    """The agent's calls in threads: a process that is gone has none, but a task that is cancelled leaves them."""
+
+    def __init__(self, monkeypatch):
+        self._running = set()
+        self._hand_over = threads._hand_over
+        monkeypatch.setattr(threads, "_hand_over", self._counted)
+
+    def _counted(self, call):
+        def run():
+            try:
+                call()
+            finally:
+                self._running.discard(run)
+
+        self._running.add(run)
+        self._hand_over(run)
+
+    async def ended(self):
+        while self._running:
+            await asyncio.sleep(0.001)
+
+
 class Story:
-    def __init__(self, base: Path, driver: ScriptedDriver, seed: int):
+    def __init__(self, base: Path, driver: ScriptedDriver, seed: int, calls: Threads):
+        self.threads = calls
         self.random = random.Random(seed)
         self.layout = Layout(base / "r")
         self.driver = driver
@@ -127,6 +152,7 @@ class Story:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            await self.threads.ended()
             await self._let_the_driver_finish()
             self.restart()
             return
@@ -199,8 +225,8 @@ async def driver(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_happens_there_is_in_the_end_what_pods_want(driver, seed):
-    story = Story(driver.data.parent, driver, seed)
+async def test_whatever_happens_there_is_in_the_end_what_pods_want(driver, seed, monkeypatch):
+    story = Story(driver.data.parent, driver, seed, Threads(monkeypatch))
     for _ in range(60):
         chance = story.random.random()
         if chance < 0.35:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mountinfo
 from moorage.plugin import staging
 from moorage.plugin.caller import block, mounted
@@ -74,3 +75,19 @@ async def test_a_number_that_becomes_another_volumes_is_not_used(node, pool, mon
     assert {each.number for each in loop.attached(pool / "volumes" / mine)}.isdisjoint({used.number})
     assert loop.at(used.number) == used
     await node.down(other)
+
+
+@pytest.mark.parametrize("capability", [mounted(), block()], ids=["filesystem", "block"])
+async def test_statistics_are_of_the_volume_that_is_at_the_path(node, refused, capability):
+    mine, other = [(await node.create(name, capability)).volume_id for name in ("mine", "other")]
+    there, elsewhere = [await node.up(volume, capability) for volume in (mine, other)]
+
+    async def asked(path):
+        return await node.client.NodeGetVolumeStats(pb.NodeGetVolumeStatsRequest(volume_id=mine, volume_path=str(path)))
+
+    assert (await asked(there)).usage[0].total > 0
+    used = next(each.number for each in loop.attached() if each.backing_file.endswith(f"/{mine}/data"))
+    below = there.parent if capability.HasField("block") else there / "lost+found"
+    for path in (elsewhere, below, f"/dev/loop{used}"):
+        with refused("NOT_FOUND", mine):
+            await asked(path)

@@ -65,6 +65,27 @@ def test_a_device_is_found_by_its_file_grown_and_released(image):
     assert loop.find(image) == []
 
 
+def test_a_device_is_found_that_was_attached_through_another_mount(image, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = image.parent.with_name("other")
+    other.mkdir()
+    with open(other / image.name, "wb") as file:
+        file.truncate(64 * MIB)
+    mounts.bind(image.parent, elsewhere)
+    try:
+        device = loop.attach(elsewhere / image.name)
+        beside = loop.attach(other / image.name)
+        assert device.backing_file == str(elsewhere / image.name)
+        assert loop.find(image) == [device]
+        assert loop.find(other / image.name) == [beside]
+        for each in (device, beside):
+            loop.detach(each)
+            assert loop.wait_detached(each)
+    finally:
+        mounts.unmount_all(elsewhere)
+
+
 def test_a_device_that_is_held_stays_with_its_file_whoever_releases_it(image):
     device = loop.attach(image)
     with loop.held(device):

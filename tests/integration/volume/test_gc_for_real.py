@@ -12,7 +12,7 @@ import uuid
 import pytest
 
 from moorage.apiserver.testing import serve
-from moorage.host import filesystems, loop, mounts
+from moorage.host import filesystems, loop, mountinfo, mounts
 from moorage.kube import config
 from moorage.kube.client import Client
 from moorage.kube.objects import CSIDriver, CSINode, Node, PersistentVolume, Pod, VolumeAttachment
@@ -187,10 +187,10 @@ async def test_a_dead_mount_is_unmounted_when_it_is_old_enough(pool, tmp_path):
         assert "younger" in held(answer, str(target))
         _, answer = await gc("--pool", pool.directory, "--grace", "0s")
         assert "does not answer" in next(each["why"] for each in answer["findings"])
-        assert mounts.mount_at(target) is not None
+        assert mountinfo.mount_at(target) is not None
         code, answer = await gc("--pool", pool.directory, "--grace", "0s", "--yes")
         assert (code, ids(answer)) == (0, [("mount", str(target))])
-        assert mounts.mount_at(target) is None
+        assert mountinfo.mount_at(target) is None
         code, answer = await gc("--pool", pool.directory, "--grace", "0s", "--yes")
         assert ids(answer) == [("loop-device", str(device.path))]
         assert loop.wait_detached(device)
@@ -222,8 +222,8 @@ async def test_the_mount_of_a_pod_that_is_gone_goes_and_a_living_pods_stays(pool
         assert "younger" in held(answer, str(gone))
         code, answer = await gc(*flags, "--grace", "0s", "--yes")
         assert (code, ids(answer)) == (0, [("mount", str(gone))])
-        assert mounts.mount_at(gone) is None
-        assert mounts.mount_at(alive) is not None
+        assert mountinfo.mount_at(gone) is None
+        assert mountinfo.mount_at(alive) is not None
         _, answer = await gc(*flags, "--grace", "0s", "--yes")
         assert answer["findings"] == []
 

@@ -88,7 +88,7 @@ class FilesystemMounter:
             if error.failure is Failure.FINAL and not is_staged and not is_reconstructed:
                 self._after_refusal(target, directory, error)
             raise
-        if _shows_a_mount(target):
+        if mountinfo.is_mounted(target):
             self._mounted_at.add(target)
 
     async def _is_still_staged(self, target: Path) -> bool:
@@ -258,16 +258,6 @@ def _data_or(directory: Path, target: Path, source: CsiSource) -> Mapping[str, s
         log.warning("volume data is unreadable", reason=str(error))
         return known
     return known if data is None and _is_mounted(target) else data
-
-
-def _shows_a_mount(target: Path) -> bool:
-    """Whether the directory seen at a path is not the one that its parent holds. Much cheaper than the mount table."""
-    above, name = os.path.split(target)
-    parent = os.stat(above)
-    with os.scandir(above) as entries:
-        held = {entry.name: entry.inode() for entry in entries}.get(name)
-    seen = os.stat(target)
-    return (seen.st_dev, seen.st_ino) != (parent.st_dev, held)
 
 
 def _is_mounted(target: Path) -> bool:
