@@ -62,7 +62,7 @@ class NotAtPath(MoorageError):
         super().__init__(f"volume {volume_id} is not staged or published at {path!r}")
 
 
-class StillReleased(MoorageError):
+class DeviceStillOpen(MoorageError):
     """A device of the volume was released and is still open: whoever has it may still write through it."""
 
     code = "ABORTED"

@@ -21,11 +21,11 @@ from moorage.plugin.access import Access
 from moorage.plugin.expansion import grow_filesystem
 from moorage.plugin.groups import apply_mount_group
 from moorage.plugin.nodeerrors import (
+    DeviceStillOpen,
     MountedDifferently,
     MountUnverified,
     NotOurs,
     StillPublished,
-    StillReleased,
     WrongContent,
 )
 from moorage.plugin.observe import (
@@ -225,7 +225,7 @@ def loop_of(volume: NodeVolume, seen: Observed, *, read_only: bool) -> Iterator[
     """
     for going in seen.going:
         if not loop.wait_detached(going):
-            raise StillReleased(volume.volume_id, going.path)
+            raise DeviceStillOpen(volume.volume_id, going.path)
     with contextlib.ExitStack() as holds:
         device = _held_if_there(seen.read_only_loop if read_only else seen.writable_loop, holds)
         if device is None:
