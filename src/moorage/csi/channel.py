@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable
 from functools import lru_cache
 from urllib.parse import unquote
 
+import hpack
+
 from moorage.csi import http2
 from moorage.csi.http2 import Connection, Stream
 
@@ -36,8 +38,6 @@ _MOST_DIGITS = 8  # of a timeout
 _DIAL_S = 10.0
 _LATE = ("DEADLINE_EXCEEDED", "Deadline Exceeded")
 _CLOSED = "the connection was closed"
-_STATIC = {":authority": 1, ":path": 4, "content-type": 31, "user-agent": 58}  # names that every HTTP/2 knows by number
-_POST, _HTTP = b"\x83", b"\x86"  # a whole header each
 
 
 class CallFailed(Exception):
@@ -277,35 +277,12 @@ class Call(Stream):
 
 @lru_cache(maxsize=256)
 def _headers(method: str, timeout_s: float) -> bytes:
-    """Of a request, compressed as little as that is possible, so that they do not depend on earlier ones."""
-    # gRPC's library would say the socket's path here, percent-encoded, which some servers refuse.
-    told = {":path": method, ":authority": "localhost", "te": "trailers", "content-type": "application/grpc",
-            "user-agent": "grpc-python-moorage", "grpc-timeout": _timeout(timeout_s)}  # fmt: skip
-    return _POST + _HTTP + b"".join(_literal(name, value) for name, value in told.items())
-
-
-def _literal(name: str, value: str) -> bytes:
-    """A header that is not to be remembered."""
-    known = _STATIC.get(name, 0)
-    return _integer(known, 4) + (b"" if known else _text(name)) + _text(value)
-
-
-def _text(value: str) -> bytes:
-    content = value.encode("ascii")
-    return _integer(len(content), 7) + content
-
-
-def _integer(value: int, bits: int) -> bytes:
-    """With so many bits in its first byte."""
-    largest = (1 << bits) - 1
-    if value < largest:
-        return bytes([value])
-    value -= largest
-    rest = bytearray()
-    while value >= 128:
-        rest.append(value % 128 + 128)
-        value //= 128
-    return bytes([largest, *rest, value])
+    """Of a request, compressed without anything to be remembered, so that they do not depend on earlier ones."""
+    # gRPC's library would say the socket's path as authority, percent-encoded, which some servers refuse.
+    told = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "localhost", "te": "trailers",
+            "content-type": "application/grpc", "user-agent": "grpc-python-moorage",
+            "grpc-timeout": _timeout(timeout_s)}  # fmt: skip
+    return hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(*each) for each in told.items()], huffman=False)
 
 
 def _timeout(seconds: float) -> str:

@@ -98,7 +98,7 @@ class CsiClient(CsiCalls):
                 else:
                     if not answer.HasField("ready") or answer.ready.value:
                         return
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_BETWEEN_TRIES_S)
 
     async def close(self) -> None:
         self._is_closed = True

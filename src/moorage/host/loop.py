@@ -180,9 +180,10 @@ def number_of(device: str | Path) -> int:
         found = os.stat(device)
     except OSError as failed:
         raise host_error("stat", device, failed) from failed
-    if not stat.S_ISBLK(found.st_mode) or os.major(found.st_rdev) != _MAJOR:
+    number = number_behind(found) if stat.S_ISBLK(found.st_mode) else None
+    if number is None:
         raise HostError(f"{device} is not a loop device", errno.ENOTBLK)
-    return os.minor(found.st_rdev)
+    return number
 
 
 @contextlib.contextmanager

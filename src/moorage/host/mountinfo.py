@@ -7,7 +7,6 @@ Start reading at: `mounts`, `mount_at`.
 
 import os
 import re
-import stat
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,14 +150,6 @@ def _mounts_naming(path: str) -> list[Mount]:
         return parse(text)
     word = b" " + word + b" "
     return parse(b"\n".join(line for line in text.split(b"\n") if word in line))
-
-
-def _device_at(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return (os.major(found.st_rdev), os.minor(found.st_rdev)) if stat.S_ISBLK(found.st_mode) else None
 
 
 def _mount_from(line: bytes) -> Mount | None:

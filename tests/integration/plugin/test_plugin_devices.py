@@ -38,7 +38,9 @@ async def test_a_device_that_stays_open_after_its_release_is_named(node, pool, r
         loop.detach(released)
         with refused("ABORTED", f"{released.path} was released, but a process still has it open"):
             await node.stage(volume)
+        assert loop.attached(pool) == [replace(released, autoclear=True)]  # no second one beside it
     await node.stage(volume)
+    assert [each.autoclear for each in loop.attached(pool)] == [False]
 
 
 async def test_a_device_that_goes_between_the_look_and_its_use_is_replaced(node, pool, monkeypatch):
