@@ -231,6 +231,14 @@ class Conversation:
         assert (await peer.request()).number == 1
         return call, peer
 
+    async def streaming(self, request=b""):
+        """Messages of a call that are to come, the first of which is waited for, and who is to send them."""
+        messages = self.channel.stream(METHOD, request, LIMIT_S)
+        first = asyncio.ensure_future(anext(messages))
+        peer = await self.peer()
+        assert (await peer.request()).body == message(request)
+        return messages, first, peer
+
     async def answered(self, peer=None):
         """A whole call: to this peer, or to whoever is met next."""
         call = self.ask()
