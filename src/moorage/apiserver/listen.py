@@ -33,7 +33,7 @@ class _Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._listener.open[self] = transport
-        if self._listener.connections > self._listener.limits.connections:
+        if self._listener.is_closing or self._listener.connections > self._listener.limits.connections:
             self.force_close()
             return
         loop = asyncio.get_running_loop()
@@ -65,6 +65,7 @@ class Listener:
     def __init__(self, handler: Handler, limits: Limits) -> None:
         self.limits = limits
         self.open: dict[RequestHandler, asyncio.BaseTransport] = {}
+        self.is_closing = False
         self._server = _Server(
             handler,
             self,
@@ -112,6 +113,8 @@ class Listener:
 
     async def close(self) -> None:
         """Stop listening, and return when every connection is closed; one whose peer does not answer is cut."""
+        self.is_closing = True
+        await self._stop_accepting()
         await self._runner.cleanup()
         for attempt in range(200):
             if not self.open:
@@ -121,6 +124,16 @@ class Listener:
                     if isinstance(transport, asyncio.WriteTransport):
                         transport.abort()
             await asyncio.sleep(0.01)
+
+    async def _stop_accepting(self) -> None:
+        """Take no more connections, and let those that were just taken become ours, to be closed with the others:
+        asyncio drops one whose server is closed in between, and its peer would wait until memory is cleaned up."""
+        loop = asyncio.get_running_loop()
+        for site in self._sites:
+            server = getattr(site, "_server", None)
+            for taking in server.sockets if server is not None else ():
+                loop.remove_reader(taking.fileno())
+        await asyncio.sleep(0)
 
 
 def _tls(identity: Identity) -> ssl.SSLContext:
