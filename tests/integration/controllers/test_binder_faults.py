@@ -1,55 +1,23 @@
 """An API that refuses, forgets to answer, drops its watches, loses its history or restarts delays things, no more."""
 
-import random
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flaky import Flaky
 from replay import Scenario, Stage, config_of, replay, scenarios
 
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.context import ControllerOptions
 from moorage.kube.client import Client, WatchEvent
-from moorage.kube.errors import Conflict, Gone, Unavailable
-from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects import Event, PersistentVolume, PersistentVolumeClaim, StorageClass
 
 CONTROLLERS = ("binder", "protection", "expansion")
 EVERY_FIFTH = [*scenarios("binder")[::5], *scenarios("expansion")[::5]]
 SPEC = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
-
-
-class Flaky(Client):
-    """A client of an API that has a bad day."""
-
-    def __init__(self, config: Any, seed: int) -> None:
-        super().__init__(config)
-        self._chance = random.Random(seed)
-        self.faults = 0
-
-    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> bytes:
-        luck = self._chance.random() * (0.3 if not self.faults else 1.0)  # the first write fails for certain
-        if method == "GET" or luck > 0.3:
-            return await super().request(method, path, body, **options)
-        self.faults += 1
-        if luck < 0.15:
-            raise Conflict(409, "Conflict", "somebody else was quicker")
-        if luck < 0.2:
-            raise Unavailable(503, "ServiceUnavailable", "not now")
-        await super().request(method, path, body, **options)
-        raise Unavailable(503, "Unreachable", "the connection was lost before the answer came")
-
-    async def watch(self, kind: Any, namespace: str = "", **options: Any) -> AsyncIterator[WatchEvent[Any]]:
-        left = self._chance.randint(4, 20)
-        async for event in super().watch(kind, namespace, **options):
-            yield event
-            left -= 1
-            if left == 0:
-                self.faults += 1
-                if self._chance.random() < 0.3:
-                    raise Gone(410, "Expired", "too old resource version")
-                return
 
 
 @pytest.mark.parametrize("scenario", EVERY_FIFTH, ids=lambda scenario: scenario["name"])
@@ -62,6 +30,42 @@ async def test_the_outcome_is_the_same_on_a_bad_day(stage: Stage, scenario: Scen
         await stage.stop()
     assert not differences, "\n".join(differences)
     assert flaky.faults > 0
+
+
+class LateClasses(Client):
+    """A client that is told of new classes only when the gate is open."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.gate, self.was_asked = asyncio.Event(), asyncio.Event()
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> bytes:
+        answer = await super().request(method, path, body, **options)
+        if path.endswith("/storageclasses/fast"):
+            self.was_asked.set()
+        return answer
+
+    async def watch(self, kind: Any, namespace: str = "", **options: Any) -> AsyncIterator[WatchEvent[Any]]:
+        async for event in super().watch(kind, namespace, **options):
+            if kind is StorageClass and event.type == "ADDED":
+                await self.gate.wait()
+            yield event
+
+
+async def test_a_class_that_is_known_later_than_its_claim_is_not_called_missing(stage: Stage) -> None:
+    """Applied from one file, the two are told by two watches, and the claim's may be the quicker one."""
+    async with LateClasses(config_of(stage.server)) as late:
+        stage.controllers_client = late
+        await stage.start(("binder",))
+        await stage.client.create(StorageClass, {"metadata": {"name": "fast"}, "provisioner": "csi.example.com"})
+        spec = {**SPEC, "storageClassName": "fast", "resources": {"requests": {"storage": "1Gi"}}}
+        await stage.client.create(PersistentVolumeClaim, {"metadata": {"name": "claim"}, "spec": spec}, "default")
+        async with asyncio.timeout(30):
+            await late.was_asked.wait()
+        late.gate.set()
+        await stage.settle()
+        await stage.stop()
+    assert {event.reason for event in (await stage.client.list(Event)).items} == {"ExternalProvisioning"}
 
 
 async def make_pairs(client: Client, names: list[str]) -> None:

@@ -19,6 +19,7 @@ from moorage.controllers.binder.plan import (
     SetClaimPhase,
     SetVolumePhase,
     Tell,
+    TellMissing,
     TryLater,
     Unbind,
     VolumeAction,
@@ -27,7 +28,7 @@ from moorage.errors import MoorageError
 from moorage.kube.client import Client
 from moorage.kube.events import Recorder
 from moorage.kube.informer import Informer
-from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim, StorageClass
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -73,6 +74,9 @@ class Executor:
                 return await self._request_volume(claim, provisioner)
             case Tell(note):
                 self.tell(note, claim)
+            case TellMissing(name, note):
+                if await self._client.find(StorageClass, name) is None:
+                    self.tell(note, claim)  # otherwise the claim is looked at again when the class is known here too
             case TryLater(reason):
                 raise NotNow(reason)
         return claim

@@ -76,6 +76,14 @@ class RequestVolume:
 
 
 @dataclass(frozen=True, slots=True)
+class TellMissing:
+    """The class seems not to exist. Ask the API itself, and tell the user only if it does not know the class either."""
+
+    storage_class: str
+    note: Note
+
+
+@dataclass(frozen=True, slots=True)
 class TryLater:
     """Nothing can be done now, and no event will tell when: come back after a delay."""
 
@@ -105,7 +113,7 @@ class ConfirmClaim:
     """The claim seems to be gone. Ask the API itself before anything is taken away, and plan again."""
 
 
-ClaimAction = Bind | SetClaimPhase | Tell | AssignClass | RequestVolume | TryLater
+ClaimAction = Bind | SetClaimPhase | Tell | TellMissing | AssignClass | RequestVolume | TryLater
 VolumeAction = SetVolumePhase | Unbind | Tell | LookAtClaim | ConfirmClaim
 
 
@@ -196,7 +204,8 @@ def _waiting_note(pods: Sequence[str]) -> Note:
 def _provisioning(claim: PersistentVolumeClaim, wanted: str, found: StorageClass | None) -> ClaimAction:
     """An external provisioner is asked; of in-tree ones only those remain that a driver has taken over."""
     if found is None:
-        return Tell(Note("claim", "Warning", "ProvisioningFailed", f'storageclass.storage.k8s.io "{wanted}" not found'))
+        text = f'storageclass.storage.k8s.io "{wanted}" not found'
+        return TellMissing(wanted, Note("claim", "Warning", "ProvisioningFailed", text))
     provisioner = MIGRATED_PLUGINS.get(found.provisioner, found.provisioner)
     if provisioner.startswith(IN_TREE_PREFIX):
         text = f"no volume plugin matched name: {provisioner}"

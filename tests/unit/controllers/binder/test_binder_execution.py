@@ -7,7 +7,7 @@ import pytest
 from binder_objects import claim, merged, storage_class, volume
 
 from moorage.controllers.binder.execute import Executor, NotNow
-from moorage.controllers.binder.plan import Note, SetClaimPhase, SetVolumePhase, TryLater, Unbind
+from moorage.controllers.binder.plan import Note, SetClaimPhase, SetVolumePhase, TellMissing, TryLater, Unbind
 from moorage.controllers.binder.world import World
 from moorage.controllers.vocabulary import BIND_COMPLETED, BOUND_BY_CONTROLLER, DEFAULT_CLASS
 from moorage.kube.errors import Conflict
@@ -24,6 +24,10 @@ class Api:
         self.writes: list[str] = []
         self.refuses = refuses
         self.objects: dict[str, Any] = {}
+
+    async def find(self, kind: Any, name: str, namespace: str = "") -> Any:
+        found = self.objects.get(name)
+        return found if isinstance(found, kind) else None
 
     async def patch(self, kind: Any, name: str, patch: Any, namespace: str = "", **how: Any) -> Any:
         known = self.objects[name]
@@ -102,6 +106,15 @@ async def test_a_change_of_phase_is_told_once() -> None:
     await scene.executor.on_volume(failed, held, None)
     assert len(scene.told) == 2
     assert scene.api.writes == ["claim status", "volume status"]
+
+
+async def test_a_class_is_called_missing_only_if_the_api_does_not_know_it_either() -> None:
+    scene, why = Scene(claim(), volume()), Note("claim", "Warning", "ProvisioningFailed", "why")
+    scene.api.objects["late"] = storage_class("late")
+    await scene.executor.on_claim(TellMissing("late", why), claim())
+    assert scene.told == []
+    await scene.executor.on_claim(TellMissing("missing", why), claim())
+    assert scene.told == [("claim", "Warning", "ProvisioningFailed")]
 
 
 async def test_what_nobody_will_tell_the_end_of_is_tried_again() -> None:

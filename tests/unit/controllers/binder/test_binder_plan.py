@@ -13,6 +13,7 @@ from moorage.controllers.binder.plan import (
     SetClaimPhase,
     SetVolumePhase,
     Tell,
+    TellMissing,
     TryLater,
     Unbind,
     VolumeAction,
@@ -47,7 +48,7 @@ def told(actions: list[ClaimAction] | list[VolumeAction]) -> list[str]:
                 short.append(phase + (f" {note.type} {note.reason}" if note else ""))
             case Tell(said):
                 short.append(f"tell {said.about} {said.type} {said.reason}")
-            case AssignClass(name) | RequestVolume(name):
+            case AssignClass(name) | RequestVolume(name) | TellMissing(name):
                 short.append(f"{type(action).__name__} {name}")
             case LookAtClaim(key):
                 short.append(f"look at {key}")
@@ -98,7 +99,7 @@ CLAIMS = {
     "the class does not exist": (
         claim(storageClassName="fast"),
         Around(),
-        ["tell claim Warning ProvisioningFailed"],
+        ["TellMissing fast"],
     ),
     "the class provisions nothing": (
         claim(storageClassName="local"),
