@@ -72,13 +72,17 @@ class Lab:
         await asyncio.gather(task, return_exceptions=True)
         self.tasks.remove(task)
 
+    def check(self) -> None:
+        """Sidecars that have ended by themselves say why."""
+        for task in self.tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
     async def until(self, what: Callable[[], Awaitable[Any]], timeout_s: float = 30.0) -> Any:
         """Wait until `what` gives something true, and return it."""
         async with asyncio.timeout(timeout_s):
             while True:
-                for task in self.tasks:
-                    if task.done() and not task.cancelled():
-                        task.result()
+                self.check()
                 found = await what()
                 if found:
                     return found

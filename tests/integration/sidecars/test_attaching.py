@@ -8,7 +8,6 @@ from moorage.sidecars.roles import Role
 from moorage.sidecars.testing import Abilities
 
 FINALIZER = "external-attacher/test-csi-moorage-dev"
-CODES = ["INTERNAL", "NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"]
 
 
 async def make_volume(lab, name="v1"):
@@ -56,49 +55,6 @@ async def test_attach_and_detach_with_finalizers_and_metadata(lab):
 
     await lab.until(is_gone)
     assert lab.driver.backend.published["h1"] == set()
-
-
-@pytest.mark.parametrize("code", CODES)
-async def test_a_failed_attach_is_told_in_the_status_and_tried_again(lab, code):
-    import grpc
-
-    lab.driver.fail("ControllerPublishVolume", code, times=2)
-    gate = None
-    lab.start(Role.ATTACHER)
-    await make_volume(lab)
-    await lab.make_node("node-1")
-    await lab.attach("va", "v1")
-    seen = []
-
-    async def is_attached():
-        found = await lab.attachment("va")
-        if found.status.attach_error is not None:
-            seen.append(found.status.attach_error)
-        return found if found.status.attached else None
-
-    found = await lab.until(is_attached)
-    assert gate is None
-    assert found.status.attach_error is None
-    assert lab.driver.count("ControllerPublishVolume") == 3
-    assert code in seen[0].message
-    assert seen[0].error_code == grpc.StatusCode[code].value[0]
-
-
-@pytest.mark.parametrize("code", CODES)
-async def test_a_failed_detach_is_tried_until_it_succeeds(lab, code):
-    lab.start(Role.ATTACHER)
-    await make_volume(lab)
-    await lab.make_node("node-1")
-    await lab.attach("va", "v1")
-    await attached(lab)
-    lab.driver.fail("ControllerUnpublishVolume", code, times=2)
-    await lab.client.delete(VolumeAttachment, "va")
-
-    async def is_gone():
-        return await lab.attachment("va") is None
-
-    await lab.until(is_gone)
-    assert lab.driver.count("ControllerUnpublishVolume") == 3
 
 
 async def test_detach_needs_no_node_when_the_attachment_remembers_its_id(lab):
