@@ -50,6 +50,7 @@ def unpack(archive: Path, target: Path) -> None:
         (target / "usr" / name).mkdir(parents=True, exist_ok=True)
         (target / name).symlink_to(f"usr/{name}")
     with tarfile.open(archive) as tar:
+        tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python before 3.11.4 has none
         for member in tar:
             name = member.name.removeprefix("./").removeprefix("/")
             if member.isdev() or not name or name in _MERGED:
@@ -58,7 +59,7 @@ def unpack(archive: Path, target: Path) -> None:
             if member.islnk():
                 linked = member.linkname.removeprefix("./").removeprefix("/")
                 member.linkname = f"usr/{linked}" if linked.split("/")[0] in _MERGED else linked
-            tar.extract(member, target, filter="fully_trusted")
+            tar.extract(member, target)
 
 
 def chosen(full: Path) -> Iterator[str]:

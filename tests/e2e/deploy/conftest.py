@@ -142,7 +142,8 @@ def next_rootfs(next_oci):
 def _unpacked(image: "Oci") -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="moo-rootfs-"))
     with image.layer() as layer:
-        layer.extractall(directory, filter="tar")
+        layer.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python before 3.11.4 has none
+        layer.extractall(directory)
     yield directory
     shutil.rmtree(directory)
 
