@@ -1,12 +1,14 @@
 """Claims and volumes as they really occur: missing, replaced, shared, read-only, exclusive."""
 
+import asyncio
+import contextlib
 import itertools
 
 import pytest
 
 from moorage.host import loop, mountinfo
 from moorage.kube.objects.core import Event, PersistentVolume, PersistentVolumeClaim
-from moorage.node.volumes import metadata
+from moorage.node.volumes import asking, metadata
 
 pytestmark = pytest.mark.root
 
@@ -78,7 +80,9 @@ async def bind_anew(lab):
     await lab.client.patch(PersistentVolumeClaim, "c1", status, "default", subresource="status")
 
 
-async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_to_nobody(lab):
+@contextlib.asynccontextmanager
+async def outdated(lab):
+    """A driver and an agent that has heard of the claim c1, but not that it is bound to another volume by now."""
     await lab.driver_object()
     await lab.volume("c1")
     async with lab.driver() as driver:
@@ -86,11 +90,44 @@ async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_
         await lab.until(lambda: agent.claims.get("default/c1"), what="claim heard of")
         agent.claims._take = lambda event: None  # the watch of claims falls behind
         await bind_anew(lab)
+        yield driver, agent
+
+
+async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_to_nobody(lab, monkeypatch):
+    monkeypatch.setattr(asking, "_SOON_S", 60.0)  # however slow this machine is now
+    async with outdated(lab) as (driver, _):
         await lab.pod("p1", "c1")
         await lab.phase("p1", "Running")
         assert {request.volume_id for request in driver.named("NodePublishVolume")} == {"vol-new"}
         await lab.end("p1")
         assert len(driver.named("NodeStageVolume")) == len(driver.named("NodeUnstageVolume"))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_volume_published_before_a_slow_server_disowned_it_is_seen_by_no_process_and_goes(lab, is_killed):
+    async with outdated(lab) as (driver, agent):
+        may_answer, find = asyncio.Event(), agent.fetch._claims._client.find
+
+        async def answer_late(kind, *names):
+            if kind is PersistentVolumeClaim:
+                await may_answer.wait()
+            return await find(kind, *names)
+
+        agent.fetch._claims._client.find = answer_late
+        await lab.pod("p1", "c1", command="touch /data/was-here; sleep 1000")
+        await lab.until(lambda: driver.named("NodePublishVolume"), what="volume published meanwhile")
+        if is_killed:
+            await lab.crash_agent()
+            await lab.start_agent()
+        else:
+            may_answer.set()
+        await lab.phase("p1", "Running")
+        await lab.until(lambda: (driver.data / "vol-new" / "was-here").exists(), what="the pod's file")
+        await lab.until(lambda: driver.named("NodeUnstageVolume"), what="the other volume gone")
+        for call in ("NodeUnpublishVolume", "NodeUnstageVolume"):
+            assert {request.volume_id for request in driver.named(call)} == {"vol-c1"}
+        assert not (driver.data / "vol-c1" / "was-here").exists()
+        await lab.end("p1")
 
 
 @pytest.mark.parametrize(

@@ -137,14 +137,33 @@ async def test_a_running_pod_keeps_its_volume_when_its_claim_becomes_another_one
     assert node.manager.is_unmounted(ONE)
 
 
-async def test_a_pod_that_never_started_follows_its_claim(node):
+@pytest.fixture
+async def uncertain(node):
+    """A pod is to have pv-1, and whether that is mounted is not known."""
     node.executor.refusing = {"pv-1"}
     node.manager.want(pod())
     await node.rest()
+    return node
+
+
+async def test_a_pod_that_never_started_follows_its_claim(uncertain):
+    node = uncertain
     node.bind("pv-2", uid="uid-new")
     await node.rest()
     assert node.executor.mounted() == [("pv-1", ONE), ("pv-2", ONE)]
     assert node.executor.unmounted() == [ONE]  # of the first, which may have been mounted
+    assert node.manager.is_mounted(pod())
+
+
+async def test_a_claim_that_becomes_unusable_lets_go_of_a_volume_that_never_was_there_for_certain(uncertain):
+    node = uncertain
+    node.bind("pv-1", phase="Lost")
+    await node.rest()
+    assert node.executor.unmounted() == [ONE]
+    assert node.manager.refusals(ONE) == {"PVC ns/c is not bound"}
+    node.executor.refusing = set()
+    node.bind("pv-1")
+    await node.rest()
     assert node.manager.is_mounted(pod())
 
 

@@ -72,6 +72,11 @@ def world(uses=(), pods=(), device=State.ABSENT, **fields):
             None,
             id="nothing goes under a running process",
         ),
+        pytest.param(
+            world([], [(ONE, State.UNCERTAIN)], State.MOUNTED, held={ONE}),
+            Unmount(NAME, ONE),
+            id="but a process cannot have what never was certain",
+        ),
         pytest.param(world([use(is_attachable=True)]), None, id="not mounted before it is reported in use"),
         pytest.param(
             world([use(is_attachable=True)], in_use_reported=frozenset({NAME})), None, id="nor before it is attached"
@@ -95,6 +100,12 @@ def world(uses=(), pods=(), device=State.ABSENT, **fields):
 )
 def test_one_step_follows_from_both_states(state, expected):
     assert plan_volume(state, NAME, now=100.0).action == expected
+
+
+def test_what_an_earlier_agent_has_left_to_a_running_process_stays():
+    state = world([], [(ONE, State.UNCERTAIN)], State.UNCERTAIN, held={ONE})
+    state.actual[NAME].pods[ONE].is_reconstructed = True
+    assert plan_volume(state, NAME, now=100.0).action is None
 
 
 def test_a_volume_that_left_both_states_is_forgotten():

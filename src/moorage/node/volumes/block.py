@@ -17,7 +17,7 @@ from moorage.node.plugins.registry import Registry
 from moorage.node.removal import remove_empty, remove_empty_up_to
 from moorage.node.threads import in_thread
 from moorage.node.volumes import metadata, rules, wire
-from moorage.node.volumes.csi import called, driver_and_capabilities
+from moorage.node.volumes.asking import Undone, called, confirming, driver_and_capabilities
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, Use
@@ -33,6 +33,7 @@ class BlockMounter:
         self._node = node
         self._registry = registry
         self._fetch = fetch
+        self._undone = Undone()
 
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         source = _block(use.source)
@@ -59,20 +60,20 @@ class BlockMounter:
     async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
         source = _block(use.source)
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
-        if state is not State.MOUNTED and not is_reconstructed:
-            await self._fetch.confirm_claim(use.pod, source)
-        extras = await self._fetch.for_publish(use, source)
+        is_new = state is not State.MOUNTED and not is_reconstructed
         target = self._layout.block_publish(source.spec_name, use.pod.uid)
-        metadata.make_directory(target.parent)
-        staging = self._layout.block_staging(source.spec_name)
-        request = wire.publish_request(use, source, staging, target, extras, capabilities)
-        self._link(source.spec_name, use.pod.uid)
-        try:
-            await called("pod", driver.client.NodePublishVolume(request))
-        except StepFailed as error:
-            if error.failure is Failure.FINAL and state is not State.MOUNTED and not is_reconstructed:
-                self._after_publish_refusal(source.spec_name, use.pod.uid, error)
-            raise
+        async with confirming(self._fetch.confirm_claim(use.pod, source) if is_new else None):
+            extras = await self._fetch.for_publish(use, source)
+            metadata.make_directory(target.parent)
+            staging = self._layout.block_staging(source.spec_name)
+            request = wire.publish_request(use, source, staging, target, extras, capabilities)
+            self._link(source.spec_name, use.pod.uid)
+            try:
+                await called("pod", driver.client.NodePublishVolume(request))
+            except StepFailed as error:
+                if error.failure is Failure.FINAL and is_new:
+                    self._after_publish_refusal(source.spec_name, use.pod.uid, error)
+                raise
         try:
             await in_thread(self._map, source.spec_name, use.pod.uid, target)
         except (MoorageError, OSError) as error:  # the driver has published: it must be told to undo that
@@ -143,8 +144,7 @@ class BlockMounter:
         target = self._layout.block_publish(source.spec_name, uid)
         request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
         await called("pod", driver.client.NodeUnpublishVolume(request))
-        if mountinfo.mount_at(target) is not None:
-            raise StepFailed(Failure.UNCERTAIN, "pod", f"the driver reported success, but {target} is still mounted")
+        await in_thread(self._undone.check, target, "pod")
         if target.is_dir() and not target.is_symlink():
             remove_empty(target)
         else:
@@ -172,10 +172,7 @@ class BlockMounter:
         if rules.STAGE in capabilities and os.path.lexists(staging):
             request = pb.NodeUnstageVolumeRequest(volume_id=data["volumeHandle"], staging_target_path=str(staging))
             await called("device", driver.client.NodeUnstageVolume(request))
-        if mountinfo.mount_at(staging) is not None:
-            raise StepFailed(
-                Failure.UNCERTAIN, "device", f"the driver reported success, but {staging} is still mounted"
-            )
+        await in_thread(self._undone.check, staging, "device")
         if staging.is_dir():
             remove_empty(staging)
         else:

@@ -7,19 +7,19 @@ Start reading at: `FilesystemMounter`.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moorage.csi import csi_pb2 as pb
-from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
 from moorage.log import get_logger
 from moorage.node.layout import CSI_PLUGIN, Layout, PodUid, attachment_name
-from moorage.node.plugins.registry import Driver, DriverMissing, Registry
+from moorage.node.plugins.registry import Registry
 from moorage.node.removal import remove_empty, remove_empty_tree
 from moorage.node.threads import in_thread
 from moorage.node.volumes import metadata, ownership, rules, wire
+from moorage.node.volumes.asking import Undone, called, confirming, driver_and_capabilities
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, Use
@@ -29,23 +29,6 @@ log = get_logger(__name__)
 _ANSWER_S = 10.0  # a mount that does not answer within this time is not asked again now
 
 Progress = Callable[[Use, int], None]
-
-
-async def driver_and_capabilities(registry: Registry, name: str, step: str) -> tuple[Driver, frozenset[str]]:
-    """The driver, ready to be asked; failing here means that it was not asked anything that matters."""
-    try:
-        driver = registry.get(name)
-        return driver, await driver.capabilities()
-    except (DriverMissing, CsiError) as error:
-        raise StepFailed(Failure.TRANSIENT, step, str(error)) from error
-
-
-async def called(step: str, call: Awaitable[object]) -> None:
-    """Await one driver call; its error says what may be concluded."""
-    try:
-        await call
-    except CsiError as error:
-        raise StepFailed(rules.failure_from(error), step, str(error)) from error
 
 
 class FilesystemMounter:
@@ -59,6 +42,7 @@ class FilesystemMounter:
         self._registry = registry
         self._fetch = fetch
         self._progress = progress
+        self._undone = Undone()
         self._mounted_at: set[Path] = set()  # staging paths at which a driver has mounted something
 
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
@@ -101,24 +85,24 @@ class FilesystemMounter:
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
         if not source.is_ephemeral and rules.STAGE not in capabilities:
             await self._fetch.confirm_attached(use)
-        if state is not State.MOUNTED and not is_reconstructed:
-            await self._fetch.confirm_claim(use.pod, source)
-        extras = await self._fetch.for_publish(use, source)
+        is_new = state is not State.MOUNTED and not is_reconstructed
         directory = self._layout.csi_volume(use.pod.uid, source.spec_name)
         target = directory / "mount"
-        attachment = attachment_name(source.driver, source.handle, self._node)
-        metadata.write(directory, metadata.for_pod(source, self._node, attachment, extras.se_linux_context))
-        if state is State.UNCERTAIN:
-            await remove_dead_mount(target, "pod")
-        is_staged = rules.STAGE in capabilities and not source.is_ephemeral
-        staging = self._layout.staging_target(source.driver, source.handle) if is_staged else None
-        request = wire.publish_request(use, source, staging, target, extras, capabilities)
-        try:
-            await called("pod", driver.client.NodePublishVolume(request))
-        except StepFailed as error:
-            if error.failure is Failure.FINAL and state is not State.MOUNTED and not is_reconstructed:
-                self._after_refusal(target, directory, error)
-            raise
+        async with confirming(self._fetch.confirm_claim(use.pod, source) if is_new else None):
+            extras = await self._fetch.for_publish(use, source)
+            attachment = attachment_name(source.driver, source.handle, self._node)
+            metadata.write(directory, metadata.for_pod(source, self._node, attachment, extras.se_linux_context))
+            if state is State.UNCERTAIN:
+                await remove_dead_mount(target, "pod")
+            is_staged = rules.STAGE in capabilities and not source.is_ephemeral
+            staging = self._layout.staging_target(source.driver, source.handle) if is_staged else None
+            request = wire.publish_request(use, source, staging, target, extras, capabilities)
+            try:
+                await called("pod", driver.client.NodePublishVolume(request))
+            except StepFailed as error:
+                if error.failure is Failure.FINAL and is_new:
+                    self._after_refusal(target, directory, error)
+                raise
         if rules.agent_applies_fs_group(use, self._fetch.driver_spec(source.driver), capabilities):
             await self._apply_group(use, target)
 
@@ -133,7 +117,7 @@ class FilesystemMounter:
             driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
             request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
             await called("pod", driver.client.NodeUnpublishVolume(request))
-        await in_thread(ensure_unmounted, target)
+        await in_thread(self._undone.check, target, "pod")
         remove_empty(target)
         metadata.remove(directory)
         remove_empty(directory)
@@ -151,7 +135,7 @@ class FilesystemMounter:
             if rules.STAGE in capabilities:
                 request = pb.NodeUnstageVolumeRequest(volume_id=data["volumeHandle"], staging_target_path=str(target))
                 await called("device", driver.client.NodeUnstageVolume(request))
-        await in_thread(ensure_unmounted, target)
+        await in_thread(self._undone.check, target, "device")
         self._mounted_at.discard(target)
         remove_empty(target)
         metadata.remove(directory)
@@ -221,18 +205,6 @@ async def remove_dead_mount(target: Path, step: str) -> None:
     if await is_dead(target, step):
         log.warning("dead mount is taken away", path=str(target))
         await in_thread(mounts.unmount_all, target)
-
-
-def ensure_unmounted(target: Path) -> None:
-    """After a driver has unmounted: nothing is left. A dead mount is taken away, a live one is an error."""
-    if not _is_mounted(target):
-        return
-    if mounts.is_corrupted(target):
-        mounts.unmount_all(target)
-        return
-    raise StepFailed(
-        Failure.UNCERTAIN, "pod", f"the driver reported success, but {target} is still mounted; it is left alone"
-    )
 
 
 def unmount_subpaths(layout: Layout, uid: PodUid, volume: str) -> None:

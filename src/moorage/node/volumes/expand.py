@@ -21,7 +21,7 @@ from moorage.log import get_logger
 from moorage.node.layout import Layout, VolumeName
 from moorage.node.plugins.registry import Registry
 from moorage.node.volumes import rules, wire
-from moorage.node.volumes.csi import driver_and_capabilities
+from moorage.node.volumes.asking import driver_and_capabilities
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, Outcome, State, Use

@@ -56,7 +56,7 @@ def plan_volume(world: World, name: VolumeName, now: float) -> Step:
     waiting: dict[PodUid, str] = {}
     if volume is not None and world.is_ready:
         for uid, pod in volume.pods.items():
-            if pod.state is State.ABSENT or uid in uses or uid in world.held:
+            if pod.state is State.ABSENT or uid in uses or (uid in world.held and pod.may_be_used):
                 continue
             action = _when_due(volume, Unmount(name, uid), now, again)
             if action is not None:

@@ -390,7 +390,7 @@ class VolumeManager:
             if use.volume in wanted:
                 continue
             # A claim that became unusable, or another one, after it was mounted: the pod keeps what it began with.
-            if needs.errors or self._began_with(use):
+            if self._began_with(use):
                 kept.update(use.outer_names)
             else:
                 self._unwant(use.volume, uid)
@@ -416,7 +416,7 @@ class VolumeManager:
         """The pod's containers may have been started with this volume."""
         actual = self.world.actual.get(use.volume)
         pod = actual.pods.get(use.pod.uid) if actual is not None else None
-        return pod is not None and (pod.published_at > 0 or pod.is_reconstructed)
+        return pod is not None and pod.may_be_used
 
     def _reset_expand(self, name: VolumeName) -> None:
         actual = self.world.actual.get(name)

@@ -112,6 +112,11 @@ class ActualPod:
     published_at: float = 0.0
     source: CsiSource | PlainSource | None = None  # two PersistentVolumes may name one volume of a driver
 
+    @property
+    def may_be_used(self) -> bool:
+        """Processes of the pod may have been started with it: it was certain once, if perhaps to an earlier agent."""
+        return self.state is State.MOUNTED or self.published_at > 0 or self.is_reconstructed
+
 
 @dataclass(slots=True)
 class ActualVolume:

@@ -129,6 +129,11 @@ class Bench:
     def mounted(self):
         return [one.target for one in mountinfo.mounts_below(self.layout.root)]
 
+    def mounted_for(self, uid):
+        """What the driver has published for a pod."""
+        targets = {self.layout.publish_target(uid, "pv"), self.layout.block_publish("pv", uid)}
+        return targets.intersection(map(Path, self.mounted()))
+
     async def all_goes(self, *uids):
         """What these pods have, then the device: every step succeeds and nothing is left."""
         for uid in uids:

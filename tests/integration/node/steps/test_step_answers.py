@@ -7,7 +7,7 @@ import pytest
 from moorage.host import mounts
 from moorage.node.layout import PodUid
 from moorage.node.plugins.registry import Driver
-from moorage.node.testing import GARBAGE, HANG
+from moorage.node.testing import GARBAGE, HANG, LIE
 from moorage.node.volumes import metadata, wire
 from moorage.node.volumes.world import ActualPod, CsiSource, Failure, State
 
@@ -167,3 +167,42 @@ async def test_a_driver_that_goes_away_during_a_call_may_have_done_it(either, me
     if either.volume.state_of(ONE) is not State.ABSENT:
         assert (await either.unmount()).failure is None
     await either.all_goes()
+
+
+async def test_a_driver_that_forgot_what_it_published_is_asked_twice_and_then_done_without(either):
+    bench = either
+    await bench.mount()
+    if not bench.source.is_block:
+        (bench.driver.data / "vol" / "kept").write_text("data")
+    for _ in range(2):
+        bench.driver.misbehave("NodeUnpublishVolume", LIE)
+    first = await bench.unmount()
+    assert (first.failure, len(bench.mounted_for(ONE))) == (Failure.UNCERTAIN, 1)
+    assert "is still mounted; it is asked again" in first.message
+    assert (await bench.unmount()).failure is None
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 2
+    await bench.all_goes()
+    assert bench.source.is_block or (bench.driver.data / "vol" / "kept").read_text() == "data"
+
+
+async def test_a_driver_that_forgot_what_it_staged_is_asked_twice_and_then_done_without(either):
+    bench = either
+    await bench.mount()
+    if bench.source.is_block:
+        mounts.bind(bench.driver.data, bench.layout.block_staging("pv"))  # a driver may mount what it likes there
+    await bench.unmount()
+    for _ in range(2):
+        bench.driver.misbehave("NodeUnstageVolume", LIE)
+    assert ((await bench.unstage()).failure, len(bench.mounted())) == (Failure.UNCERTAIN, 1)
+    await bench.all_goes()
+    assert len(bench.driver.named("NodeUnstageVolume")) == 2
+
+
+async def test_what_a_driver_unmounts_late_is_not_held_against_it_the_next_time(bench):
+    for _ in range(2):
+        await bench.mount()
+        bench.driver.misbehave("NodeUnpublishVolume", LIE)
+        assert (await bench.unmount()).failure is Failure.UNCERTAIN
+        assert (await bench.unmount()).failure is None
+    await bench.all_goes()
+    assert len(bench.driver.named("NodeUnpublishVolume")) == 4

@@ -1,5 +1,7 @@
 """Which steps are made for a volume, with what around them, and what a failed one may take with it."""
 
+import asyncio
+import gc
 import os
 import stat
 from pathlib import Path
@@ -10,7 +12,9 @@ from moorage.host import mountinfo, mounts
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.layout import PodUid
 from moorage.node.testing import GARBAGE, LIE
-from moorage.node.volumes import metadata, ownership
+from moorage.node.volumes import asking, metadata, ownership
+from moorage.node.volumes.plan import plan_volume
+from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import CsiSource, Failure, State, Unmount
 
 pytestmark = pytest.mark.root
@@ -31,6 +35,117 @@ async def test_attachment_and_claim_are_confirmed_before_the_driver_is_asked(eit
     either.fetch.confirmed.clear()
     await either.mount(ONE)  # it was shown before the restart
     assert "claim" not in either.fetch.confirmed
+    await either.all_goes(ONE)
+
+
+class Answer:
+    """What an API server says of a claim, late if at all."""
+
+    def __init__(self, bench):
+        self.may_come, self.error, self.was_given_up = asyncio.Event(), None, False
+        bench.fetch.confirm_claim = self.confirm
+
+    async def confirm(self, pod, source):
+        try:
+            await self.may_come.wait()
+        except asyncio.CancelledError:
+            self.was_given_up = True
+            raise
+        if self.error:
+            raise self.error
+
+
+def not_its_claim():
+    return StepFailed(Failure.TRANSIENT, "pod", "no longer bound")
+
+
+async def published_without(bench, **fields):
+    """A mount under way whose driver is done, and whose claim nobody has said anything of."""
+    answer = Answer(bench)
+    mounting = asyncio.create_task(bench.mount(ONE, **fields))
+    while not bench.mounted_for(ONE):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    return answer, mounting
+
+
+async def test_a_claim_that_is_known_to_be_another_one_keeps_the_driver_from_being_asked(either, monkeypatch):
+    monkeypatch.setattr(asking, "_SOON_S", 60.0)
+    answer = Answer(either)
+    answer.error = not_its_claim()
+    answer.may_come.set()
+    outcome = await either.mount(ONE)
+    assert (outcome.failure, outcome.step, outcome.message) == (Failure.TRANSIENT, "pod", "no longer bound")
+    assert either.driver.named("NodePublishVolume") == []
+    assert either.volume.state_of(ONE) is State.ABSENT
+    await either.all_goes()
+
+
+async def test_while_the_claim_is_slow_to_be_read_the_driver_works_but_the_pod_has_nothing(either):
+    answer, mounting = await published_without(either)
+    assert not mounting.done()
+    assert either.volume.state_of(ONE) is State.ABSENT
+    answer.may_come.set()
+    assert (await mounting).failure is None
+    assert either.volume.state_of(ONE) is State.MOUNTED
+    await either.all_goes(ONE)
+
+
+async def test_what_was_published_for_a_claim_that_turns_out_to_be_another_one_is_undone_although_held(either):
+    answer, mounting = await published_without(either)
+    answer.error = not_its_claim()
+    answer.may_come.set()
+    outcome = await mounting
+    assert (outcome.failure, outcome.step, outcome.message) == (Failure.UNCERTAIN, "pod", "no longer bound")
+    either.world.held.add(ONE)  # other volumes of the pod may be in use
+    assert plan_volume(either.world, either.name, now=0.0).action == Unmount(either.name, ONE)
+    await either.all_goes(ONE)
+    assert len(either.driver.named("NodeUnpublishVolume")) == 1
+
+
+async def test_no_file_is_given_to_another_group_before_the_claim_is_read(bench):
+    bench.fetch.spec = CsiDriverSpec(fs_group_policy="File")
+    answer, mounting = await published_without(bench, fs_group=4321)
+    target = bench.layout.publish_target(ONE, "pv")
+    assert target.stat().st_gid == 0
+    answer.may_come.set()
+    assert (await mounting).failure is None
+    assert target.stat().st_gid == 4321
+    await bench.all_goes(ONE)
+
+
+async def test_a_driver_that_refuses_meanwhile_is_believed_and_the_claim_is_not_waited_for(either):
+    answer = Answer(either)
+    either.driver.misbehave("NodePublishVolume", "INVALID_ARGUMENT")
+    assert (await either.mount(ONE)).failure is Failure.FINAL
+    await asyncio.sleep(0)
+    assert answer.was_given_up
+    assert either.volume.state_of(ONE) is State.ABSENT
+    await either.all_goes()
+
+
+async def test_of_a_driver_and_a_claim_that_both_refuse_the_driver_is_told_of_and_the_claim_is_no_surprise(
+    bench, monkeypatch
+):
+    monkeypatch.setattr(asking, "_SOON_S", 0.0)
+    answer, surprises = Answer(bench), []
+    answer.error = not_its_claim()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: surprises.append(context))
+    bench.watch(lambda name, request: answer.may_come.set() if name == "NodePublishVolume" else None)
+    bench.driver.misbehave("NodePublishVolume", "INVALID_ARGUMENT")
+    assert (await bench.mount(ONE)).failure is Failure.FINAL
+    gc.collect()
+    assert not answer.was_given_up
+    assert surprises == []
+    await bench.all_goes()
+
+
+async def test_a_mount_that_is_given_up_does_not_go_on_reading_its_claim(either):
+    answer, mounting = await published_without(either)
+    mounting.cancel()
+    await asyncio.gather(mounting, return_exceptions=True)
+    assert answer.was_given_up
+    either.restart()
     await either.all_goes(ONE)
 
 
