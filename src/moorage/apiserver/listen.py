@@ -127,11 +127,12 @@ class Listener:
 
     async def _stop_accepting(self) -> None:
         """Take no more connections, and let those that were just taken become ours, to be closed with the others:
-        asyncio drops one whose server is closed in between, and its peer would wait until memory is cleaned up."""
+        asyncio's own server drops one that it has taken in the turn in which it is closed, and its peer hears nothing
+        until memory is cleaned up. The loop that the commands use does not."""
         loop = asyncio.get_running_loop()
         for site in self._sites:
-            server = getattr(site, "_server", None)
-            for taking in server.sockets if server is not None else ():
+            server = site._server  # aiohttp tells the addresses of its sockets, and not the sockets
+            for taking in server.sockets if isinstance(server, asyncio.Server) else ():
                 loop.remove_reader(taking.fileno())
         await asyncio.sleep(0)
 

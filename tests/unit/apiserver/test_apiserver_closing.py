@@ -1,8 +1,11 @@
 """A server that closes while clients still come: each of them is told, and nothing is left open."""
 
 import asyncio
+import contextlib
 import gc
 import socket
+import ssl
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -10,6 +13,7 @@ from aiohttp import web
 
 from moorage.apiserver.limits import Limits
 from moorage.apiserver.listen import Listener
+from moorage.apiserver.testing import serve
 
 
 async def answer(_request: web.BaseRequest) -> web.StreamResponse:
@@ -47,6 +51,24 @@ async def test_a_client_that_comes_while_the_server_closes_is_closed_with_it(tur
 @pytest.mark.parametrize("turns", range(6))
 def test_so_it_is_on_the_loop_that_the_commands_use(turns: int) -> None:
     assert uvloop.run(comes_while_it_closes(turns)) == b""
+
+
+async def test_a_client_that_is_not_done_with_tls_when_the_server_closes_is_closed_when_it_is(tmp_path: Path) -> None:
+    async with serve(tmp_path) as server:
+        port = int(server.url.rpartition(":")[2])
+        context = ssl.create_default_context(cafile=str(server.identity.ca))
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            for _ in range(5):
+                await asyncio.sleep(0)  # the server has taken the connection, and waits for what begins TLS
+            await server.listener.close()
+            async with asyncio.timeout(10.0):
+                with contextlib.suppress(ConnectionError):  # told in the middle of TLS, or after it
+                    reader, writer = await asyncio.open_connection(
+                        sock=client, ssl=context, server_hostname="127.0.0.1"
+                    )
+                    assert await reader.read() == b""
+                    writer.close()
 
 
 async def test_a_server_that_has_closed_takes_nobody() -> None:
