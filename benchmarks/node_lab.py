@@ -64,6 +64,7 @@ class Lab:
         self.csi = CsiClient(str(self.socket), timeout_s=300)
         self.agent: asyncio.subprocess.Process | None = None
         self.driver: asyncio.subprocess.Process | None = None
+        self.beside: list[int] = []  # processes of a control plane
         self._made = 0
 
     async def start_driver(self, delay_s: float) -> None:
@@ -122,10 +123,12 @@ class Lab:
         await self.agent.wait()
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor time so far of the agent, of the driver, and of this process: the API server and its clients."""
+        """Processor time so far of the agent, of the driver, of this process (the API server, where it is ours, and its
+        clients), and of those beside them."""
         assert self.agent is not None
         assert self.driver is not None
-        return {"agent": cpu_s(self.agent.pid), "driver": cpu_s(self.driver.pid), "API": time.process_time()}
+        others = {Path(f"/proc/{pid}/comm").read_text().strip(): cpu_s(pid) for pid in self.beside}
+        return {"agent": cpu_s(self.agent.pid), "driver": cpu_s(self.driver.pid), "API": time.process_time(), **others}
 
     def published(self) -> int:
         """How often the plain driver has published a volume."""

@@ -9,25 +9,28 @@ machine whose speed changes from second to second, the time over what the driver
 Three drivers: `plain` only bind-mounts, which takes almost no time and so makes the ratio hard; `image` is `moorage
 plugin`, whose volumes are formatted, attached to loop devices and mounted; `other` is the program given after `--`,
 in whose words `{socket}`, `{name}` and `{directory}` are filled in. The API server is ours, in this process, or that of
-`--kubeconfig`: one to throw away, for what is made there is left.
+`--kubeconfig`: one to throw away, for what is made there is left. What its processes take is told for each `--pid`.
 Run: python benchmarks/node_start.py [--driver plain|image|both|other] [--delay 0.05] [--pods 200] [--rounds 1]
-[--kubeconfig FILE] [-- PROGRAM …]
+[--kubeconfig FILE [--pid PID …]] [-- PROGRAM …]
 """
 
 import argparse
 import asyncio
+import os
 import statistics
 import time
 from typing import NamedTuple
 
 import uvloop
-from node_lab import IMAGE, OTHER, PLAIN, STOLEN, Lab, lab, machine_s, quiet
+from node_lab import IDLE, IMAGE, OTHER, PLAIN, STOLEN, Lab, lab, machine_s, quiet
 
 _GOAL = 1.5
 
 
-async def main(kind: str, delay_s: float, count: int, rounds: int, command: list[str], kubeconfig: str) -> None:
-    async with lab(kind, delay_s, command, kubeconfig) as bench:
+async def main(kind: str, options: argparse.Namespace) -> None:
+    count, rounds = options.pods, options.rounds
+    async with lab(kind, options.delay, options.command, options.kubeconfig) as bench:
+        bench.beside = options.pid
         await bench.start_agent()
         await bench.volumes(count + 5)
         single, one_by_one, together = [await bench.make(number) for number in (5, count, count)]
@@ -61,7 +64,9 @@ async def main(kind: str, delay_s: float, count: int, rounds: int, command: list
             print(f"{kind}: {count} pods at once: {run.took:.2f} s, the driver's own total {before:.2f} s before and "
                   f"{total:.2f} s after, ratio {run.took / own:.2f} (goal <= {_GOAL}); the last was created after "
                   f"{run.created:.2f} s")  # fmt: skip
-            each = ", ".join(f"{who} {used / count * 1000:.1f}" for who, used in run.spent.items())
+            every = {**run.spent, "idle": run.idle}
+            every["containers and the rest"] = run.took * (os.cpu_count() or 1) - sum(every.values()) - run.lost
+            each = ", ".join(f"{who} {used / count * 1000:.1f}" for who, used in every.items())
             print(f"{kind}: processor time per pod, in ms: {each}; taken by other machines {run.lost:.2f} s")
             meanwhile.append(run.took / run.spent["driver"])
             print(f"{kind}: over the processor time that the driver took meanwhile: {meanwhile[-1]:.2f}")
@@ -78,6 +83,7 @@ class Run(NamedTuple):
     took: float
     created: float  # when the API server had all of them
     spent: dict[str, float]
+    idle: float
     lost: float
 
 
@@ -86,13 +92,13 @@ def spread(values: list[float]) -> str:
 
 
 async def start(bench: Lab, names: list[str]) -> Run:
-    before, lost, started = bench.cpu_s(), machine_s(STOLEN), time.monotonic()
+    before, idle, lost, started = bench.cpu_s(), machine_s(IDLE), machine_s(STOLEN), time.monotonic()
     await bench.pods(names)
     created = time.monotonic() - started
     await bench.all_running(names)
     took = time.monotonic() - started
     spent = {who: used - before[who] for who, used in bench.cpu_s().items()}
-    return Run(took, created, spent, machine_s(STOLEN) - lost)
+    return Run(took, created, spent, machine_s(IDLE) - idle, machine_s(STOLEN) - lost)
 
 
 if __name__ == "__main__":
@@ -102,7 +108,8 @@ if __name__ == "__main__":
     parser.add_argument("--pods", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=1, help="how often they are started; with a median in the end")
     parser.add_argument("--kubeconfig", default="", help="of another API server than ours; it is not cleaned up")
+    parser.add_argument("--pid", type=int, action="append", default=[], help="of that API server and what is beside it")
     parser.add_argument("command", nargs="*", help="the program of `other` and its arguments, after --")
     options = parser.parse_args()
     for driver in [PLAIN, IMAGE] if options.driver == "both" else [options.driver]:
-        uvloop.run(main(driver, options.delay, options.pods, options.rounds, options.command, options.kubeconfig))
+        uvloop.run(main(driver, options))

@@ -107,6 +107,27 @@ async def test_enough_of_them_are_sent_without_waiting(monkeypatch):
         assert [name for name, _ in api.taken] == ["a", "b", "c"], "the fourth begins the next lot"
 
 
+async def test_half_of_a_lot_is_under_way_at_once_and_the_rest_when_the_server_has_answered(monkeypatch):
+    machine = Machine()
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        may_answer = asyncio.Event()
+        asked = []
+
+        async def patch(kind, name, *_, **how):
+            asked.append(name)
+            await may_answer.wait()
+            return pod(name)
+
+        api.patch = patch
+        for number in range(64):
+            writer.put(pod(f"p{number}"), status())
+        await settle()
+        assert len(asked) == 32
+        may_answer.set()
+        await settle()
+        assert len(asked) == 64
+
+
 async def test_the_fewer_are_to_come_the_fewer_are_waited_for(monkeypatch):
     machine = Machine()
     lots = []
