@@ -358,6 +358,9 @@ async def test_a_pods_processes_are_in_cgroups_named_after_it(lab):
         for directory in directories:
             assert f"pod{pod.uid}" in directory
             assert Path(directory, "cgroup.procs").read_text().strip()
+            for name, expected in (("cpu.shares", "512"), ("cpu.weight", "59")):  # for want of a request, the limit
+                weight = Path(directory, name)
+                assert not weight.exists() or weight.read_text().strip() == expected
     await lab.delete("p1")
     await lab.gone("p1")
     assert Cgroups("n1").of(pod.uid, "main") == []

@@ -14,6 +14,7 @@ from moorage.host import mountinfo
 from moorage.kube.objects.core import Container, Pod
 from moorage.kube.quantity import BadQuantity, Quantity
 from moorage.log import get_logger
+from moorage.node.pods.weights import Weights
 
 log = get_logger(__name__)
 
@@ -31,14 +32,17 @@ class Cgroups:
         self._node = node
         self._hierarchies = hierarchies if hierarchies is not None else find_hierarchies()
         self._has_complained = False
+        self._weights = {
+            root: Weights(version, root, node) for version, root in self._hierarchies if _has_cpu(version, root)
+        }
 
     def prepare(self, pod: Pod) -> None:
         """Make the pod's groups. They must be there before volumes are published: drivers put I/O limits on them."""
         for version, root in self._hierarchies:
             group = self._pod(root, pod.uid)
             containers = (*pod.spec.init_containers, *pod.spec.containers)
-            for container in containers:
-                directory = f"{group}/{container.name}" if len(containers) > 1 else group
+            own = {f"{group}/{container.name}": container for container in containers} if len(containers) > 1 else {}
+            for directory, container in (own or {group: containers[0]}).items():
                 try:
                     _make(directory)
                     if version == 2:
@@ -46,6 +50,11 @@ class Cgroups:
                     _limit(version, root.name, directory, container)
                 except (OSError, BadQuantity) as error:
                     self._complain(directory, error)
+            if root in self._weights:
+                try:
+                    self._weights[root].set(pod, group, own)
+                except (OSError, BadQuantity) as error:
+                    self._complain(group, error)
 
     def of(self, uid: str, container: str) -> list[str]:
         """The directories whose groups a container's processes belong to."""
@@ -72,6 +81,11 @@ class Cgroups:
                     os.rmdir(directory)
                 except OSError as error:
                     log.debug("cgroup is left behind", path=directory, reason=str(error))
+        for root, weights in self._weights.items():
+            try:
+                weights.forget(uid)
+            except OSError as error:
+                self._complain(str(root), error)
 
     def remove_own(self) -> None:
         """Remove the agent's level, if no pod is left in it."""
@@ -98,7 +112,7 @@ class Cgroups:
 
     def _complain(self, directory: str, error: Exception) -> None:
         if not self._has_complained:
-            log.warning("pods run without some limits", path=directory, reason=str(error))
+            log.warning("pods run without some limits or weights", path=directory, reason=str(error))
             self._has_complained = True
 
 
@@ -126,6 +140,13 @@ def find_hierarchies() -> list[tuple[int, Path]]:
         elif mount.fstype == "cgroup" and _V1.intersection(mount.super_options) and os.access(path, os.W_OK):
             found.append((1, path))
     return found
+
+
+def _has_cpu(version: int, root: Path) -> bool:
+    if version == 1:
+        return "cpu" in root.name.split(",")
+    listed = root / "cgroup.controllers"
+    return listed.is_file() and "cpu" in listed.read_text().split()
 
 
 def _limit(version: int, controller: str, group: str, container: Container) -> None:

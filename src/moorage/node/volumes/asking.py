@@ -19,7 +19,7 @@ from moorage.node.volumes.world import Failure
 
 log = get_logger(__name__)
 
-_SOON_S = 0.05  # an API server that has hundreds of pods to make answers much later, and drivers would idle
+_SOON_S = 0.01  # an API server that has hundreds of pods to make answers much later, and drivers would idle
 
 
 async def driver_and_capabilities(registry: Registry, name: str, step: str) -> tuple[Driver, frozenset[str]]:
