@@ -222,6 +222,32 @@ async def test_after_a_crash_running_pods_keep_their_volumes_and_dead_ones_lose_
         await lab.stop_agent()
 
 
+@pytest.mark.parametrize("is_running", [True, False], ids=["seen by the agent", "while no agent runs"])
+async def test_a_successor_of_a_force_deleted_pod_never_writes_beside_it(lab, is_running):
+    await lab.driver_object()
+    await lab.volume("c1")
+    async with lab.driver():
+        await lab.start_agent()
+        await lab.pod("p1", "c1", "trap '' TERM; while :; do echo old >> /data/log; sleep 0.05; done")
+        await lab.phase("p1", "Running")
+        if not is_running:
+            await lab.crash_agent()
+        await lab.delete("p1", grace_s=0)
+        new = await lab.pod("p1", "c1", "while :; do echo new >> /data/log; sleep 0.05; done")
+        if not is_running:
+            await lab.start_agent()
+        await lab.phase("p1", "Running")
+        log = lab.target(new, "c1") / "log"
+        await lab.until(lambda: log.read_text().count("new") > 5)
+        words = log.read_text().split()
+        assert words == sorted(words, reverse=True)  # every "old" before every "new"
+        assert "old" in words
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.until(lambda: not lab.mounted())
+        await lab.stop_agent()
+
+
 async def test_a_volume_left_staged_by_a_crash_is_unstaged(lab):
     async with lab.one_pod() as (driver, _):
         driver.misbehave("NodeUnstageVolume", *["UNAVAILABLE"] * 20)

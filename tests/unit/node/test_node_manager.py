@@ -195,6 +195,22 @@ async def test_a_pod_that_waits_for_a_read_write_once_pod_volume_is_told_so_at_o
     assert node.manager.is_mounted(pod(TWO))
 
 
+async def test_a_successor_gets_the_volume_when_the_processes_of_a_pod_that_is_no_more_have_ended(node):
+    node.manager.want(pod(ONE))
+    await node.rest()
+    node.manager.hold(ONE)
+    node.manager.leave(ONE)
+    node.manager.want(pod(TWO))
+    await node.rest()
+    assert not node.manager.is_mounted(pod(TWO))
+    assert node.manager.refusals(TWO) == frozenset()  # nothing that a person would have to do
+    assert "deleted pod" in node.manager.unmounted(pod(TWO))[0]
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.manager.is_mounted(pod(TWO))
+    assert node.manager.world.leaving == {}
+
+
 async def test_waiting_for_the_attachment_is_no_refusal(node):
     node.cluster.attach_required = True
     node.manager.want(pod())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moorage.node.layout import PodUid, VolumeName
-from moorage.node.volumes.plan import plan_volume
+from moorage.node.volumes.plan import PASSING, plan_volume
 from moorage.node.volumes.world import (
     ActualPod,
     ActualVolume,
@@ -118,6 +118,32 @@ def test_a_volume_with_an_operation_under_way_is_left_alone():
     state = world([use()], [(TWO, State.MOUNTED)], State.MOUNTED)
     state.actual[NAME].pending = UnmountDevice(NAME)
     assert plan_volume(state, NAME, 0.0).action is None
+
+
+@pytest.mark.parametrize("mode", ["ReadWriteOnce", "ReadWriteOncePod"])
+def test_a_volume_of_a_pod_that_is_no_more_waits_for_the_end_of_its_processes_but_not_for_ever(mode):
+    source = CsiSource("driver", "vol", "pv", access_modes=(mode,))
+    state = world([use(TWO, source=source)], [(ONE, State.MOUNTED)], State.MOUNTED, held={ONE}, leaving={ONE: 20.0})
+    step = plan_volume(state, NAME, now=10.0)
+    assert (step.action, step.look_again_at) == (None, 20.0)
+    assert step.waiting[TWO] in PASSING
+    step = plan_volume(state, NAME, now=20.0)
+    assert step.action == (Mount(use(TWO, source=source)) if mode == "ReadWriteOnce" else None)
+
+
+@pytest.mark.parametrize(
+    ("modes", "leaving"),
+    [
+        pytest.param(("ReadWriteMany",), ONE, id="a volume for many"),
+        pytest.param(("ReadWriteOnce", "ReadOnlyMany"), ONE, id="a volume that may be read by many"),
+        pytest.param(("ReadWriteOnce",), PodUid("pod-3"), id="a pod that has other volumes"),
+    ],
+)
+def test_nobody_waits_for_a_pod_that_is_no_more_where_it_is_in_no_ones_way(modes, leaving):
+    source = CsiSource("driver", "vol", "pv", access_modes=modes)
+    uses = [use(ONE, source=source), use(TWO, source=source)]
+    state = world(uses, [(ONE, State.MOUNTED)], State.MOUNTED, leaving={leaving: 20.0})
+    assert plan_volume(state, NAME, now=10.0).action == Mount(use(TWO, source=source))
 
 
 def test_a_read_write_once_pod_volume_waits_for_the_other_pod_even_if_uncertain():

@@ -57,6 +57,7 @@ class PodManager:
         for worker in self.workers.values():
             if worker.pod is None:
                 worker.is_gone = True
+                self._tools.volumes.leave(worker.uid)
                 log.info("pod directory without a pod", uid=worker.uid)
             self._new.put_nowait(worker)
 
@@ -72,6 +73,8 @@ class PodManager:
         worker = self._worker(uid)
         worker.pod = pod
         worker.is_gone = new is None
+        if worker.is_gone:
+            self._tools.volumes.leave(uid)
         if is_new and self._has_begun:
             self._new.put_nowait(worker)
         if not (old and new and self._is_echo(old, new)):

@@ -26,9 +26,8 @@ from moorage.node.volumes.world import (
 _EXCLUSIVE = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
 _NOT_REPORTED = "waiting for the node's status to list the volume as in use"
 _NOT_ATTACHED = "waiting for the volume to be attached to this node"
-ATTACHING = frozenset(
-    {_NOT_REPORTED, _NOT_ATTACHED}
-)  # others are about to do something; all else is for users to solve
+_LEAVING = "waiting for the end of a deleted pod that still uses the volume"
+PASSING = frozenset({_NOT_REPORTED, _NOT_ATTACHED, _LEAVING})  # something is being done; all else is for users to solve
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def _next_for(
     uid = use.pod.uid
     state = volume.state_of(uid) if volume else State.ABSENT
     if state is not State.MOUNTED:
-        reason = _obstacle(world, volume, use)
+        reason = _obstacle(world, volume, use, now, again)
         if reason:
             waiting[uid] = reason
             return None
@@ -125,7 +124,7 @@ def _has_wrong_label(volume: ActualVolume, uses: Collection[Use]) -> bool:
     return is_free and bool(uses) and all(use.se_linux_label != volume.se_linux_label for use in uses)
 
 
-def _obstacle(world: World, volume: ActualVolume | None, use: Use) -> str:
+def _obstacle(world: World, volume: ActualVolume | None, use: Use, now: float, again: list[float]) -> str:
     if use.is_attachable:
         if use.volume not in world.in_use_reported:
             return _NOT_REPORTED
@@ -133,6 +132,10 @@ def _obstacle(world: World, volume: ActualVolume | None, use: Use) -> str:
             return _NOT_ATTACHED
     held = volume.pods if volume is not None else {}
     others = [uid for uid, pod in held.items() if uid != use.pod.uid and pod.state is not State.ABSENT]
+    ends = [world.leaving[uid] for uid in others if world.leaving.get(uid, now) > now and not use.is_shared]
+    if ends:
+        again.append(min(ends))
+        return _LEAVING
     if use.is_exclusive and others:
         return _EXCLUSIVE
     if volume is not None and others and volume.se_linux_label != use.se_linux_label:

@@ -21,7 +21,7 @@ from moorage.node.threads import in_thread
 from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import Executor
 from moorage.node.volumes.observe import Observed, observe, staged_without_data
-from moorage.node.volumes.plan import ATTACHING, plan_volume
+from moorage.node.volumes.plan import PASSING, plan_volume
 from moorage.node.volumes.populate import claims_of, same_for_uses, uses_of
 from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.world import (
@@ -41,6 +41,8 @@ from moorage.node.volumes.world import (
 
 log = get_logger(__name__)
 
+_LEAVING_S = 10.0  # a process that cannot be killed must not keep the next pod from starting for ever
+
 FailureSink = Callable[[Action, Outcome], None]
 Moved = Callable[[PodUid], None]
 
@@ -50,7 +52,7 @@ def _nobody(_uid: PodUid) -> None:
 
 
 class VolumeManager:
-    """What pods tell it: `want`, `release`, `hold`. What they ask: `is_mounted`, `is_unmounted`."""
+    """What pods tell it: `want`, `release`, `hold`, `leave`. What they ask: `is_mounted`, `is_unmounted`."""
 
     def __init__(
         self,
@@ -141,6 +143,7 @@ class VolumeManager:
         pod = self._wanted.pop(uid, None)
         self._seen_at.pop(uid, None)
         self.world.held.discard(uid)
+        self.world.leaving.pop(uid, None)
         self._errors.pop(uid, None)
         self._waiting.pop(uid, None)
         if pod is not None:
@@ -155,6 +158,11 @@ class VolumeManager:
     def hold(self, uid: PodUid) -> None:
         """Processes of this pod run although nobody wants it any more: its volumes stay until `release`."""
         self.world.held.add(uid)
+
+    def leave(self, uid: PodUid) -> None:
+        """No such pod is there any more, and its processes are being ended: until `release`, but not for long, no other
+        gets a volume of its that is not meant for many."""
+        self.world.leaving.setdefault(uid, self._clock() + _LEAVING_S)
 
     def unmounted(self, pod: Pod) -> list[str]:
         """The names of the pod's volumes that are not there yet, with the reason where one is known."""
@@ -174,7 +182,7 @@ class VolumeManager:
     def refusals(self, uid: PodUid) -> frozenset[str]:
         """Why volumes of the pod are not even tried: nothing is under way that would change that."""
         waits = self._waiting.get(uid, {}).values()
-        return frozenset(self._errors.get(uid, {}).values()) | {reason for reason in waits if reason not in ATTACHING}
+        return frozenset(self._errors.get(uid, {}).values()) | {reason for reason in waits if reason not in PASSING}
 
     def is_mounted(self, pod: Pod) -> bool:
         """Every volume that the pod needs is there, confirmed by its driver."""
@@ -320,7 +328,7 @@ class VolumeManager:
             waits = self._waiting.setdefault(uid, {})
             is_news = waits.get(name) != reason
             waits[name] = reason
-            if is_news and reason not in ATTACHING:
+            if is_news and reason not in PASSING:
                 self.on_moved(uid)
         if step.forget:
             self.world.actual.pop(name, None)

@@ -17,6 +17,9 @@ BACKOFF_START_S = 0.5
 BACKOFF_MAX_S = 122.0
 
 
+_MANY = frozenset({"ReadWriteMany", "ReadOnlyMany"})
+
+
 class State(Enum):
     """Whether something is mounted; UNCERTAIN counts as mounted for teardown and as missing for a pod's start."""
 
@@ -94,6 +97,11 @@ class Use:
     def is_exclusive(self) -> bool:
         """ReadWriteOncePod and nothing else."""
         return isinstance(self.source, CsiSource) and self.source.access_modes == ("ReadWriteOncePod",)
+
+    @property
+    def is_shared(self) -> bool:
+        """Meant for many at once."""
+        return isinstance(self.source, CsiSource) and not _MANY.isdisjoint(self.source.access_modes)
 
 
 @dataclass(slots=True)
@@ -212,6 +220,9 @@ class World:
     desired: dict[VolumeName, dict[PodUid, Use]] = field(default_factory=dict)
     actual: dict[VolumeName, ActualVolume] = field(default_factory=dict)
     held: set[PodUid] = field(default_factory=set)  # their processes still run: nothing of theirs is unmounted
+    leaving: dict[PodUid, float] = field(
+        default_factory=dict
+    )  # no longer pods, and until when others wait for their end
     in_use_reported: frozenset[str] = frozenset()  # in node.status.volumesInUse, as the server has it
     attached: frozenset[str] = frozenset()  # in node.status.volumesAttached
     is_ready: bool = False  # the desired state is complete: unmounting may begin
