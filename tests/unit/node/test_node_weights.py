@@ -1,5 +1,6 @@
 """What pods weigh, on trees that look like those of a kernel."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,15 @@ def test_containers_share_what_their_pod_has_and_init_containers_are_not_added(r
     assert (shares(root, "n1/podu"), shares(root, "n1")) == (2048, 2048)
 
 
+def test_an_init_container_that_goes_on_beside_the_others_is_added(root):
+    both = pod("u", "250m", init=("500m",))
+    sidecar = msgspec.structs.replace(both.spec.init_containers[0], restart_policy="Always")
+    Cgroups("n1", [(1, root)]).prepare(
+        msgspec.structs.replace(both, spec=msgspec.structs.replace(both.spec, init_containers=[sidecar]))
+    )
+    assert shares(root, "n1/podu") == 768
+
+
 def test_a_later_agent_weighs_the_pods_that_it_finds(root):
     Cgroups("n1", [(1, root)]).prepare(pod("gone", "2"))
     later = Cgroups("n1", [(1, root)])
@@ -111,12 +121,12 @@ def test_weights_of_version_2(tmp_path):
     assert found == ["174", "174", "174"]
 
 
-@pytest.mark.parametrize(("milli", "expected"), [(0, 1), (1000, 100), (256_000, 10_000), (1_000_000, 10_000)])
-def test_the_ends_of_the_scale_and_what_a_group_has_by_itself(milli, expected):
-    assert weights.weight(milli) == expected
+@pytest.mark.parametrize(("processors", "expected"), [("0", 1), ("1", 100), ("256", 10_000), ("1000", 10_000)])
+def test_the_ends_of_the_scale_and_what_a_group_has_by_itself(processors, expected):
+    assert weights.weight(Decimal(processors)) == expected
 
 
-@given(st.integers(0, 300_000), st.integers(0, 300_000))
+@given(*[st.decimals(0, 300, places=3)] * 2)
 def test_who_requests_more_never_weighs_less(one, other):
     least, most = sorted((one, other))
     assert 2 <= weights.shares(least) <= weights.shares(most) <= 262_144

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from moorage.controllers.scheduler import filters, volumes
 from moorage.controllers.scheduler.volumes import Fit
-from moorage.controllers.scheduler.world import Amounts, NodeUse, Views, World, requests_of
+from moorage.controllers.scheduler.world import NodeUse, Views, World
 from moorage.kube.objects.core import Node, Pod
+from moorage.kube.requests import Amounts, requests_of
 
 _NOWHERE = NodeUse()
 _NAMED_NODES = 12  # the condition names each node and its reason up to this many

@@ -1,23 +1,21 @@
 """What the scheduler knows: nodes, what runs on them, and what it has promised but not yet written.
 
-Owns: the requests of pods, the sums per node, and the promises (assumed pods, claims and volumes).
+Owns: the sums per node, and the promises (assumed pods, claims and volumes).
 May not touch: the API, decisions. It is told of pods and promises; `filters.py` and `volumes.py` read it.
-Start reading at: `World`, `requests_of`.
+Start reading at: `World`.
 
 Sums are kept up to date pod by pod, so that looking at a node costs nothing that grows with its pods.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
 from moorage.controllers.vocabulary import claims_of
-from moorage.kube.objects.core import Container, Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
-from moorage.kube.quantity import BadQuantity, Quantity
-
-Amounts = dict[str, Decimal]
+from moorage.kube.requests import Amounts, amounts_of, requests_of
 
 
 class Views(Protocol):
@@ -120,28 +118,6 @@ def _count(world: World, use: NodeUse, pod: Pod, sign: int) -> None:
             del world.claim_users[claim]
 
 
-def requests_of(pod: Pod) -> Amounts:
-    """What a pod asks for: its containers together, or its greediest init container if that is more."""
-    total: Amounts = {}
-    for container in pod.spec.containers:
-        _add(total, _requests(container))
-    running: Amounts = {}  # init containers that keep running beside the others
-    greediest: Amounts = {}
-    for container in pod.spec.init_containers:
-        asked = _requests(container)
-        if container.restart_policy == "Always":
-            _add(running, asked)
-            _raise_to(greediest, running)
-        else:
-            together = dict(running)
-            _add(together, asked)
-            _raise_to(greediest, together)
-    _add(total, running)
-    _raise_to(total, greediest)
-    _add(total, _amounts(pod.spec.overhead))
-    return total
-
-
 def ports_of(pod: Pod) -> list[tuple[str, str, int]]:
     """The host's ports that a pod takes: address, protocol, number."""
     found = []
@@ -156,29 +132,4 @@ def ports_of(pod: Pod) -> list[tuple[str, str, int]]:
 def allocatable(node: Node) -> Amounts | None:
     """What a node can give; None when it does not say anything, and is then not limited."""
     said = node.status.allocatable or node.status.capacity
-    return _amounts(said) if said else None
-
-
-def _requests(container: Container) -> Amounts:
-    asked = {**container.resources.limits, **container.resources.requests}  # a limit alone is also the request
-    return _amounts(asked)
-
-
-def _amounts(quantities: Mapping[str, str | int | float]) -> Amounts:
-    amounts: Amounts = {}
-    for name, text in quantities.items():
-        try:
-            amounts[name] = Quantity.parse(text).amount
-        except BadQuantity:
-            continue  # nobody can say what it asks for; the server should not have taken it
-    return amounts
-
-
-def _add(total: Amounts, more: Amounts) -> None:
-    for name, amount in more.items():
-        total[name] = total.get(name, Decimal(0)) + amount
-
-
-def _raise_to(total: Amounts, least: Amounts) -> None:
-    for name, amount in least.items():
-        total[name] = max(total.get(name, Decimal(0)), amount)
+    return amounts_of(said) if said else None

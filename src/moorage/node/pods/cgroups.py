@@ -53,7 +53,7 @@ class Cgroups:
             if root in self._weights:
                 try:
                     self._weights[root].set(pod, group, own)
-                except (OSError, BadQuantity) as error:
+                except OSError as error:
                     self._complain(group, error)
 
     def of(self, uid: str, container: str) -> list[str]:

@@ -56,8 +56,7 @@ class PodManager:
         self._has_begun = True
         for worker in self.workers.values():
             if worker.pod is None:
-                worker.is_gone = True
-                self._tools.volumes.leave(worker.uid)
+                worker.lose()
                 log.info("pod directory without a pod", uid=worker.uid)
             self._new.put_nowait(worker)
 
@@ -72,9 +71,9 @@ class PodManager:
             return
         worker = self._worker(uid)
         worker.pod = pod
-        worker.is_gone = new is None
-        if worker.is_gone:
-            self._tools.volumes.leave(uid)
+        worker.is_gone = False
+        if new is None:
+            worker.lose()
         if is_new and self._has_begun:
             self._new.put_nowait(worker)
         if not (old and new and self._is_echo(old, new)):
@@ -117,7 +116,7 @@ class PodManager:
             if uid not in self.workers:
                 log.warning("pod directory without a pod", uid=uid)
                 worker = self._worker(uid)
-                worker.is_gone = True
+                worker.lose()
                 self._new.put_nowait(worker)
 
     async def _sweep_forever(self) -> None:

@@ -96,6 +96,11 @@ class PodWorker:
     def wake(self) -> None:
         self._wake.set()
 
+    def lose(self) -> None:
+        """There is no such pod any more."""
+        self.is_gone = True
+        self._tools.volumes.leave(self.uid)
+
     async def run(self) -> None:
         """Until the pod has left no trace."""
         while not self.is_done:

@@ -15,8 +15,6 @@ from moorage.node.layout import PodUid, VolumeName
 
 BACKOFF_START_S = 0.5
 BACKOFF_MAX_S = 122.0
-
-
 _MANY = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
 
@@ -220,9 +218,7 @@ class World:
     desired: dict[VolumeName, dict[PodUid, Use]] = field(default_factory=dict)
     actual: dict[VolumeName, ActualVolume] = field(default_factory=dict)
     held: set[PodUid] = field(default_factory=set)  # their processes still run: nothing of theirs is unmounted
-    leaving: dict[PodUid, float] = field(
-        default_factory=dict
-    )  # no longer pods, and until when others wait for their end
+    leaving: dict[PodUid, float] = field(default_factory=dict)  # no longer pods; until when others wait for their end
     in_use_reported: frozenset[str] = frozenset()  # in node.status.volumesInUse, as the server has it
     attached: frozenset[str] = frozenset()  # in node.status.volumesAttached
     is_ready: bool = False  # the desired state is complete: unmounting may begin

@@ -4,7 +4,7 @@ import pytest
 from scheduler_objects import HOST, Cluster, pod
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement
-from moorage.controllers.scheduler.world import requests_of
+from moorage.kube.requests import requests_of
 
 
 def test_without_nodes_there_is_nothing_to_choose_from():
