@@ -58,12 +58,14 @@ def parse(text: bytes) -> list[Mount]:
 def mount_at(target: str | Path, among: Iterable[Mount] | None = None) -> Mount | None:
     """The mount that is on top at exactly this path. The path must have no symbolic links; it is not asked, as a server
     behind it may hang."""
+    found = mounts_at(target, among)
+    return found[-1] if found else None
+
+
+def mounts_at(target: str | Path, among: Iterable[Mount] | None = None) -> list[Mount]:
+    """All that are stacked at exactly this path, from the lowest to the one on top."""
     wanted = os.path.normpath(os.fspath(target))
-    top = None
-    for mount in _mounts_naming(wanted) if among is None else among:
-        if mount.target == wanted:
-            top = mount
-    return top
+    return [mount for mount in (_mounts_naming(wanted) if among is None else among) if mount.target == wanted]
 
 
 def is_mounted(target: str | Path) -> bool:

@@ -62,7 +62,8 @@ class RenewableToken:
 
 @dataclass(frozen=True)
 class ApiConfig:
-    """An API server's address and the credentials for it."""
+    """An API server's address and the credentials for it. `authority` is the one that the configuration names for the
+    server's certificate (DER); None if it names none, and `tls` trusts those that the system does."""
 
     server: str
     tls: ssl.SSLContext | None = None
@@ -70,6 +71,7 @@ class ApiConfig:
     namespace: str = "default"
     unix_socket: str | None = None
     user_agent: str = field(default="moorage")
+    authority: bytes | None = None
 
 
 def load(kubeconfig: str | None = None, context: str | None = None) -> ApiConfig:
@@ -96,7 +98,9 @@ def from_account(folder: Path) -> ApiConfig:
         tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     except OSError as error:
         raise UsageError(f"service account in {folder}: its certificate authority: {error}") from error
-    return ApiConfig(f"https://{host}:{port}", tls, token_file(folder / "token"), namespace)
+    return ApiConfig(
+        f"https://{host}:{port}", tls, token_file(folder / "token"), namespace, authority=_authority_in(tls)
+    )
 
 
 def from_kubeconfig(path: Path, context: str | None = None, *more: Path) -> ApiConfig:
@@ -117,17 +121,20 @@ def from_kubeconfig(path: Path, context: str | None = None, *more: Path) -> ApiC
     namespace = str(entry.get("namespace") or "default")
     if server.startswith("unix://"):
         return ApiConfig("http://localhost", None, token, namespace, unix_socket=server.removeprefix("unix://"))
-    return ApiConfig(server.rstrip("/"), tls, token, namespace)
+    is_named = cluster.get("certificate-authority-data") or cluster.get("certificate-authority")
+    authority = _authority_in(tls) if tls is not None and is_named else None
+    return ApiConfig(server.rstrip("/"), tls, token, namespace, authority=authority)
 
 
 def from_values(server: str, token: str = "", ca_file: str | None = None, verify: bool = True) -> ApiConfig:
     """A configuration from plain values, for tests and for parts started by `moorage up`."""
-    tls = None
+    tls = authority = None
     if server.startswith("https://"):
         tls = ssl.create_default_context(cafile=ca_file)
+        authority = _authority_in(tls) if ca_file else None
         if not verify:
             tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    return ApiConfig(server.rstrip("/"), tls, fixed_token(token) if token else None)
+    return ApiConfig(server.rstrip("/"), tls, fixed_token(token) if token else None, authority=authority)
 
 
 def fixed_token(token: str) -> TokenSource:
@@ -232,6 +239,11 @@ def _tls_from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ss
     if certificate and key:
         _load_pair(tls, certificate, key)
     return tls
+
+
+def _authority_in(tls: ssl.SSLContext) -> bytes | None:
+    """What was loaded into it, which is what a configuration names if it names any."""
+    return b"".join(tls.get_ca_certs(binary_form=True)) or None
 
 
 def _inline(data: object) -> bytes:

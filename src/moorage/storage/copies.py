@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from moorage.host import freeze, loop, mountinfo
+from moorage.host.boot import boot_id
 from moorage.host.errors import HostError
 from moorage.host.extents import Progress, clone_file, copy_sparse
 from moorage.log import get_logger
@@ -213,7 +214,7 @@ class Copier:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(fd, msgspec.json.encode(_FrozenRecord(devices, _boot_id())))
+            os.write(fd, msgspec.json.encode(_FrozenRecord(devices, boot_id())))
             yield
         finally:
             os.unlink(path)
@@ -233,7 +234,7 @@ def thaw_leftovers(frozen_directory: str) -> list[str]:
                 continue
             with contextlib.suppress(msgspec.DecodeError):  # killed before it was written: not frozen yet
                 record = msgspec.json.decode(os.pread(fd, 1 << 20, 0), type=_FrozenRecord)
-                if record.boot == _boot_id():
+                if record.boot == boot_id():
                     thawed += _thaw(record)
                 elif time.time() - os.fstat(fd).st_mtime < _FOREIGN_S:
                     continue  # another node of a shared pool may still need it; a restart thawed it
@@ -241,11 +242,6 @@ def thaw_leftovers(frozen_directory: str) -> list[str]:
         finally:
             os.close(fd)
     return thawed
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 def _thaw(record: _FrozenRecord) -> list[str]:

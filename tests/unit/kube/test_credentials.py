@@ -118,6 +118,27 @@ async def test_a_server_of_another_authority_is_refused_at_once(fake, authority,
     await api.stop()
 
 
+def test_an_authority_counts_as_the_clusters_only_if_it_is_named(authority, tmp_path, monkeypatch):
+    (tmp_path / "web.crt").write_bytes(Authority().pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "web.crt"))  # what this machine trusts
+    (tmp_path / "ca.crt").write_bytes(authority.pem)
+    cluster_ca = authority.certificate.public_bytes(serialization.Encoding.DER)
+    for cluster, expected in (
+        ({}, None),
+        ({"certificate-authority-data": "", "certificate-authority": ""}, None),
+        ({"insecure-skip-tls-verify": True}, None),
+        ({"certificate-authority": "ca.crt"}, cluster_ca),
+        ({"certificate-authority-data": text(authority.pem)}, cluster_ca),
+    ):
+        found = config.from_kubeconfig(write(tmp_path / "config", "https://127.0.0.1:1", {}, **cluster))
+        assert found.authority == expected
+        assert found.tls.get_ca_certs()  # the server is checked, or could be, in either case
+    assert config.from_values("https://127.0.0.1:1").authority is None
+    assert config.from_values("https://127.0.0.1:1", ca_file=str(tmp_path / "ca.crt")).authority == cluster_ca
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    assert config.from_account(tmp_path).authority == cluster_ca
+
+
 async def test_a_unix_socket_is_spoken_to(fake, tmp_path):
     api = await fake().start(unix=str(tmp_path / "api.sock"))
     path = write(tmp_path / "config", f"unix://{tmp_path / 'api.sock'}", {"token": "secret"})

@@ -196,6 +196,7 @@ class Container(Struct, frozen=True):
     volume_devices: list[VolumeDevice] = []
     security_context: dict[str, Any] | None = None
     restart_policy: str | None = None
+    restart_policy_rules: list[dict[str, Any]] = []
     liveness_probe: dict[str, Any] | None = None
     readiness_probe: dict[str, Any] | None = None
     startup_probe: dict[str, Any] | None = None
@@ -220,6 +221,9 @@ class PodSecurityContext(Struct, frozen=True):
     fs_group_change_policy: str | None = None
     se_linux_options: SELinuxOptions | None = None
     se_linux_change_policy: str | None = None
+    seccomp_profile: dict[str, Any] | None = None
+    app_armor_profile: dict[str, Any] | None = None
+    sysctls: list[dict[str, Any]] = []
 
 
 class Toleration(Struct, frozen=True):
@@ -258,6 +262,12 @@ class PodSpec(Struct, frozen=True):
     host_network: bool = False
     host_pid: bool = msgspec.field(default=False, name="hostPID")
     host_ipc: bool = msgspec.field(default=False, name="hostIPC")
+    host_users: bool | None = None
+    host_aliases: list[dict[str, Any]] = []
+    runtime_class_name: str | None = None
+    dns_policy: str = ""
+    dns_config: dict[str, Any] | None = None
+    share_process_namespace: bool | None = None
     priority: int | None = None
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
@@ -268,6 +278,7 @@ class PodSpec(Struct, frozen=True):
     overhead: dict[str, str] = {}
     containers: list[Container] = []
     init_containers: list[Container] = []
+    ephemeral_containers: list[dict[str, Any]] = []
     volumes: list[PodVolume] = []
 
 
