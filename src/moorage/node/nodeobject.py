@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage import __version__
+from moorage.host.boot import boot_id
 from moorage.kube.client import Client, PatchType
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound
 from moorage.kube.informer import Informer
@@ -29,6 +30,8 @@ LEASE_NAMESPACE = "kube-node-lease"
 LEASE_S = 40
 RENEW_S = 10.0
 STATUS_S = 300.0
+ANSWER_S = 10.0  # a write that is never answered leaves time for two more before the lease is over
+LAST_WORD_S = 15.0  # longer than what is under way can take
 _MANAGED = "volumes.kubernetes.io/controller-managed-attach-detach"
 _PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
 _MAX_PODS = 500
@@ -68,6 +71,7 @@ class NodeObject:
         self._reports_use = False
         self._ready: tuple[bool, str, str] = (False, "KubeletNotReady", "the agent is starting")
         self._wake = asyncio.Event()
+        self._renewing, self._writing = asyncio.Lock(), asyncio.Lock()
         nodes.subscribe(self._node_changed)
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
@@ -110,31 +114,43 @@ class NodeObject:
             tasks.create_task(self._use_forever(), name="node-volumes-in-use")
 
     async def stopped(self, *, remove: bool) -> None:
-        """The agent ends on purpose: the node is not ready, or goes altogether."""
-        name = self._facts.name
+        """The agent ends on purpose: the node is not ready, or goes altogether. Returns soon, whatever the API does."""
         self._is_leaving = True
         try:
-            if remove:
-                for kind, namespace in ((CSINode, ""), (Lease, LEASE_NAMESPACE), (Node, "")):
-                    try:
-                        await self._client.delete(kind, name, namespace)
-                    except NotFound:
-                        continue
-            else:
-                self._ready = (False, "KubeletNotReady", "the node agent was stopped")
-                await self._write_status()
+            # What is under way ends first: later, it would say that the node is ready, or make anew what was removed.
+            async with asyncio.timeout(LAST_WORD_S), self._renewing, self._writing:
+                if remove:
+                    await self._remove()
+                else:
+                    self._ready = (False, "KubeletNotReady", "the node agent was stopped")
+                    await self._write_status()
         except ApiError as error:
             log.warning("the node's last word could not be written", reason=str(error))
+        except TimeoutError:
+            log.warning("the node's last word could not be written in time", seconds=LAST_WORD_S)
+
+    async def _remove(self) -> None:
+        for kind, namespace in ((CSINode, ""), (Lease, LEASE_NAMESPACE), (Node, "")):
+            try:
+                await self._client.delete(kind, self._facts.name, namespace)
+            except NotFound:
+                continue
 
     async def _renew_forever(self) -> None:
         while True:
             try:
-                await self._renew()
+                async with asyncio.timeout(ANSWER_S), self._renewing:
+                    await self._renew()
+            except TimeoutError:
+                log.warning("lease was not renewed in time; it is tried again at once", seconds=ANSWER_S)
+                continue
             except ApiError as error:
                 log.warning("lease was not renewed", reason=str(error))
             await asyncio.sleep(RENEW_S)
 
     async def _renew(self) -> None:
+        if self._is_leaving:
+            return
         name = self._facts.name
         spec = {
             "holderIdentity": name,
@@ -165,13 +181,16 @@ class NodeObject:
                 pass
             self._wake.clear()
             try:
-                await self._write_or_register()
-            except ApiError as error:
-                log.warning("node status was not written", reason=str(error))
+                async with asyncio.timeout(ANSWER_S), self._writing:
+                    await self._write_or_register()
+            except (ApiError, TimeoutError) as error:
+                log.warning("node status was not written", reason=str(error) or f"no answer in {ANSWER_S:g} s")
                 await asyncio.sleep(1)
                 self._wake.set()
 
     async def _write_or_register(self) -> None:
+        if self._is_leaving:
+            return
         try:
             await self._write_status()
         except NotFound:
@@ -182,8 +201,10 @@ class NodeObject:
         if self._is_leaving:
             return
         log.warning("node object is gone; it is registered again", node=self._facts.name)
-        await self.register()
-        self._on_made_anew()
+        try:
+            await self.register()
+        finally:  # also when it is cut short: the Node may be there by now
+            self._on_made_anew()
 
     async def _use_forever(self) -> None:
         """volumesInUse follows the volume manager at once: attaching waits for it."""
@@ -219,13 +240,12 @@ class NodeObject:
 
     def _status(self, known: Node | None) -> dict[str, Any]:
         facts = self._facts
-        space = os.statvfs(facts.root)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         amounts = {
             "cpu": str(os.cpu_count() or 1),
             "memory": f"{memory // 1024}Ki",
             "pods": str(_MAX_PODS),
-            "ephemeral-storage": f"{space.f_blocks * space.f_frsize // 1024}Ki",
+            **self._space(),
         }
         system = platform.uname()
         return {
@@ -240,7 +260,7 @@ class NodeObject:
             "declaredFeatures": ["ExtendWebSocketsToKubelet"],  # exec comes as a WebSocket, not as SPDY
             "nodeInfo": {
                 "architecture": "amd64" if system.machine == "x86_64" else system.machine,
-                "bootID": _line("/proc/sys/kernel/random/boot_id"),
+                "bootID": boot_id(),
                 "containerRuntimeVersion": f"moorage://{__version__}",
                 "kernelVersion": system.release,
                 "kubeProxyVersion": "",
@@ -251,6 +271,15 @@ class NodeObject:
                 "systemUUID": _line("/etc/machine-id"),
             },
         }
+
+    def _space(self) -> dict[str, str]:
+        """The size of the disk; nothing when it cannot be read, and then the Node says what it said before."""
+        try:
+            space = os.statvfs(self._facts.root)
+        except OSError as error:
+            log.warning("size of the root directory cannot be read", root=str(self._facts.root), reason=str(error))
+            return {}
+        return {"ephemeral-storage": f"{space.f_blocks * space.f_frsize // 1024}Ki"}
 
     def _conditions(self, known: Node | None) -> list[dict[str, Any]]:
         now = timestamp_text(time.time())

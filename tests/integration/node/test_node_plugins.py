@@ -389,3 +389,80 @@ async def test_a_plugin_that_breaks_the_agents_own_code_is_asked_again(node, mon
     async with node.driver() as driver:
         await node.registered(driver)
         assert "a fault of ours" in driver.told[0].error
+
+
+def newer(node, **settings):
+    """A second driver of the same name, of a higher version, with a socket of its own."""
+    made = node.driver(versions=("1.1.0",), node_id="node-2", **settings)
+    made.registry = node.directory / "newer"
+    return made
+
+
+async def entry_of(node, wanted):
+    async def there():
+        found = (await node.entries()).get("a.dev")
+        return found is not None and found.node_id == wanted and (await node.ids()).get("a.dev") == wanted
+
+    await until(there, what=f"a.dev published as {wanted}")
+
+
+async def test_a_newer_driver_that_does_not_work_does_not_take_the_name_from_one_that_does(node):
+    node.start()
+    async with node.driver() as good:
+        await node.registered(good)
+        heard = []
+        node.registry.subscribe(heard.append)
+        bad = newer(node)
+        bad.misbehave("NodeGetInfo", *["INTERNAL"] * 50)
+        async with bad:
+            await until(lambda: len(bad.told) >= 2)
+            assert not any(one.plugin_registered for one in bad.told)
+            assert node.registry.get("a.dev").endpoint == str(good.socket)
+        assert heard == []
+        assert (await node.entries())["a.dev"].node_id == "node-1"
+        assert node.published.withdrawn == 0
+
+
+async def test_after_a_rollback_the_older_driver_is_used_and_published_again(node):
+    node.start()
+    async with node.driver() as older:
+        await node.registered(older)
+        connection = node.registry.get("a.dev")
+        async with newer(node) as one:
+            await node.registered(one)
+            await entry_of(node, "node-2")
+        await until(lambda: node.registry.find("a.dev") is connection, what="older one registered")
+        await entry_of(node, "node-1")
+        assert await connection.capabilities()  # its connection was never closed
+    await node.without("a.dev")
+
+
+async def test_a_newer_driver_that_fails_after_it_took_the_name_gives_it_back(node):
+    node.start()
+    async with node.driver() as older:
+        await node.registered(older)
+        failing = newer(node)
+        failing.misbehave("NotifyRegistrationStatus", *["INTERNAL"] * 50)
+        async with failing:
+            await until(lambda: len(failing.named("NotifyRegistrationStatus")) >= 2)
+        await until(lambda: (found := node.registry.find("a.dev")) and found.endpoint == str(older.socket))
+        await entry_of(node, "node-1")
+        assert await node.registry.get("a.dev").capabilities()
+
+
+async def test_of_two_older_drivers_the_higher_version_has_the_name_back(node):
+    node.start()
+    lowest, middle = node.driver(node_id="node-0"), node.driver(versions=("1.0.5",))
+    middle.registry = node.directory / "middle"
+    async with lowest:
+        await node.registered(lowest)
+        async with middle:
+            await node.registered(middle)
+            async with newer(node) as one:
+                await node.registered(one)
+                await entry_of(node, "node-2")
+            await until(lambda: (found := node.registry.find("a.dev")) and found.endpoint == str(middle.socket))
+            await entry_of(node, "node-1")
+            assert node.registry.get("a.dev").version > (1, 0, 0)
+        await entry_of(node, "node-0")
+        assert node.registry.get("a.dev").endpoint == str(lowest.socket)

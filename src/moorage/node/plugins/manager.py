@@ -27,6 +27,7 @@ _GET_INFO_S = 1.0
 _NOTIFY_S = 5.0
 _BACKOFF_START_S = 0.5
 _BACKOFF_MAX_S = 122.0
+_NEVER = -1
 RefreshPeriod = Callable[[str], float]
 
 
@@ -135,11 +136,15 @@ class PluginManager:
             return
 
     async def _stay(self, driver: Driver) -> None:
-        """While the socket is there: what NodeGetInfo says is published again as often as the CSIDriver object asks."""
+        """While the socket is there: what NodeGetInfo says is published again as often as the CSIDriver object asks.
+
+        One that lost its name to a higher version has it again when that one is gone."""
         loop = asyncio.get_running_loop()
         published_at, news, delay_s = loop.time(), self._news, _BACKOFF_START_S
         try:
             while True:
+                if self._has_name_back(driver):
+                    news = _NEVER
                 period_s = self._refresh_period_s(driver.name)
                 left_s = published_at + period_s - loop.time() if period_s > 0 else None
                 if news == self._news and (left_s is None or left_s > 0):
@@ -152,9 +157,17 @@ class PluginManager:
                     await asyncio.sleep(delay_s)
                     delay_s = min(delay_s * 2, _BACKOFF_MAX_S)
         except asyncio.CancelledError:
-            if not self._is_stopping:
-                await self._unregister(driver)
+            await self._part(driver)
             raise
+
+    def _has_name_back(self, driver: Driver) -> bool:
+        """The same connection is registered again: what the driver is doing is not disturbed."""
+        known = self._registry.find(driver.name)
+        if known is not None and known.version >= driver.version:
+            return False
+        log.info("driver has its name back", driver=driver.name, endpoint=driver.endpoint)
+        self._registry.add(driver)
+        return True
 
     async def _change(self, timeout_s: float | None) -> None:
         self._changed.clear()
@@ -169,11 +182,16 @@ class PluginManager:
         if self._registry.find(driver.name) is not driver:
             return True  # one of a higher version has taken the name
         try:
-            await self._published.publish(await _node_info(driver))
+            await self._publish(driver)
         except MoorageError as error:
             log.warning("driver's limits could not be read again", driver=driver.name, reason=str(error))
             return False
         return True
+
+    async def _publish(self, driver: Driver) -> None:
+        info = await _node_info(driver)
+        if self._registry.find(driver.name) is driver:  # else what one of a higher version has published stays
+            await self._published.publish(info)
 
     async def _register(self, path: str) -> Driver:
         async with CsiClient(path, timeout_s=_DIAL_S) as socket:
@@ -185,13 +203,15 @@ class PluginManager:
             except MoorageError as error:
                 await _tell(socket, False, str(error))
                 raise
-            self._registry.add(driver)
             try:
-                await self._published.publish(await _node_info(driver))
+                if self._registry.find(driver.name) is not None:  # it takes another's place when it has shown to work
+                    await _node_info(driver)
+                    self._checked(info.type, info.name, list(info.supported_versions))
+                self._registry.add(driver)
+                await self._publish(driver)
                 await socket.notify_registration(True, timeout_s=_NOTIFY_S)
             except asyncio.CancelledError:
-                if not self._is_stopping:
-                    await self._unregister(driver)
+                await self._part(driver)
                 raise
             except Exception as error:
                 await self._unregister(driver)
@@ -217,6 +237,13 @@ class PluginManager:
             )
         return best
 
+    async def _part(self, driver: Driver) -> None:
+        """Its task was cancelled: its socket has gone, or the agent stops, and then it stays published."""
+        if self._is_stopping:
+            await driver.close()
+        else:
+            await self._unregister(driver)
+
     async def _unregister(self, driver: Driver) -> None:
         """Not cut short by a cancellation: half-way, the cluster would be left with a driver that is gone."""
         await asyncio.shield(self._own(self._leave(driver)))
@@ -225,7 +252,7 @@ class PluginManager:
         if not await self._registry.remove(driver):
             return  # a newer one has taken the name
         log.info("driver is gone", driver=driver.name)
-        if not await self._withdrawn(driver.name):
+        if self._registry.find(driver.name) is None and not await self._withdrawn(driver.name):
             self._own(self._withdraw_later(driver.name))
 
     async def _withdraw_later(self, name: str) -> None:

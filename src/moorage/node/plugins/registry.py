@@ -35,25 +35,38 @@ class Driver:
         self.endpoint = endpoint
         self.version = version
         self.client = CsiClient(endpoint, timeout_s=timeout_s, on_connection_lost=self._forget_capabilities)
-        self._capabilities: frozenset[str] | None = None
-        self._asking = asyncio.Lock()
+        self._question: asyncio.Task[frozenset[str]] | None = None  # which holds the answer, once it has come
+        self._asking: set[asyncio.Task[frozenset[str]]] = set()
 
     async def capabilities(self) -> frozenset[str]:
-        """Names such as STAGE_UNSTAGE_VOLUME; asked again after the driver was restarted."""
-        async with self._asking:
-            if self._capabilities is None:
-                answer = await self.client.NodeGetCapabilities(pb.NodeGetCapabilitiesRequest())
-                known = set(_CAPABILITY.values())
-                self._capabilities = frozenset(
-                    _CAPABILITY.Name(one.rpc.type) for one in answer.capabilities if one.rpc.type in known
-                )
-            return self._capabilities
+        """Names such as STAGE_UNSTAGE_VOLUME; asked again after the driver was restarted. All who wait share one
+        question, so that a driver that hangs costs each of them one timeout; who gives up leaves it to the others."""
+        if self._question is None:
+            self._question = asyncio.create_task(self._ask(), name=f"capabilities of {self.name}")
+            self._asking.add(self._question)
+            self._question.add_done_callback(self._asked)
+        return await asyncio.shield(self._question)
+
+    async def _ask(self) -> frozenset[str]:
+        answer = await self.client.NodeGetCapabilities(pb.NodeGetCapabilitiesRequest())
+        known = set(_CAPABILITY.values())
+        return frozenset(_CAPABILITY.Name(one.rpc.type) for one in answer.capabilities if one.rpc.type in known)
+
+    def _asked(self, question: "asyncio.Task[frozenset[str]]") -> None:
+        self._asking.discard(question)
+        has_failed = question.cancelled() or question.exception() is not None
+        if has_failed and question is self._question:
+            self._question = None
 
     def _forget_capabilities(self) -> None:
-        self._capabilities = None
+        """Whoever answers from now on is another process: what the one before still says is not kept."""
+        self._question = None
 
     async def close(self) -> None:
+        """Calls are ended, a question among them: those who wait hear that the driver is gone."""
         await self.client.close()
+        if self._asking:
+            await asyncio.wait(self._asking)
 
 
 class Registry:

@@ -8,7 +8,7 @@ Start reading at: `watch`.
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from asyncinotify import Inotify, Mask
@@ -20,19 +20,33 @@ log = get_logger(__name__)
 Identity = tuple[int, int, int]  # device, inode, time of creation: a socket made anew has another one
 
 _RESCAN_S = 30.0
+_RESCAN_BLIND_S = 5.0  # where inotify tells nothing
 _SETTLE_S = 0.02
 _EVENTS = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE_SELF
+_GONE = (FileNotFoundError, NotADirectoryError)
 
 
-def sockets_below(directory: Path) -> dict[str, Identity]:
-    """Every unix socket in the tree whose name does not begin with a dot; the suffix does not matter."""
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def sockets_below(directory: Path, on_unread: Callable[[OSError], None] = _raise) -> dict[str, Identity]:
+    """Every unix socket in the tree whose name does not begin with a dot; the suffix does not matter.
+
+    What cannot be read is not known to be gone: `on_unread` is told of it, and raises unless it is given."""
     found: dict[str, Identity] = {}
-    for folder, _, names in os.walk(directory):  # a directory that goes away meanwhile is passed over
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, _GONE):  # a directory that goes away meanwhile is passed over
+            on_unread(error)
+
+    for folder, _, names in os.walk(directory, onerror=failed):
         for name in names:
             path = os.path.join(folder, name)
             try:
                 status = os.lstat(path)
-            except (FileNotFoundError, NotADirectoryError):
+            except OSError as error:
+                failed(error)
                 continue
             if stat.S_ISSOCK(status.st_mode) and not name.startswith("."):
                 found[path] = (status.st_dev, status.st_ino, status.st_mtime_ns)
@@ -40,23 +54,66 @@ def sockets_below(directory: Path) -> dict[str, Identity]:
 
 
 async def watch(directory: Path, rescan_s: float = _RESCAN_S) -> AsyncIterator[dict[str, Identity]]:
-    """The sockets now, and again after every change; the same answer may come twice."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with Inotify() as inotify:
+    """The sockets now, and again after every change; the same answer may come twice.
+
+    Trouble with the disk or with the kernel's limits ends nothing: what cannot be seen counts as it was."""
+    found: dict[str, Identity] = {}
+    inotify = _opened(directory)
+    try:
         while True:
-            _watch_tree(inotify, directory)
-            yield sockets_below(directory)
+            _ensure(directory)
+            if inotify is not None:
+                _watch_tree(inotify, directory)
+            found = _seen(directory, found)
+            yield found
+            if inotify is None:
+                await asyncio.sleep(min(rescan_s, _RESCAN_BLIND_S))
+                continue
             try:
                 async with asyncio.timeout(rescan_s):
                     await inotify.get()
             except TimeoutError:
                 continue
             await asyncio.sleep(_SETTLE_S)  # a plugin binds, listens and changes modes in one go
+    finally:
+        if inotify is not None:
+            inotify.close()
+
+
+def _seen(directory: Path, before: Mapping[str, Identity]) -> dict[str, Identity]:
+    """The sockets that are there, and below a folder that cannot be read those that were there before."""
+    unread: list[OSError] = []
+    found = sockets_below(directory, unread.append)
+    for error in unread:
+        place = error.filename or directory
+        log.warning("folder cannot be read; its sockets count as before", path=str(place), reason=str(error))
+        found = {path: known for path, known in before.items() if Path(path).is_relative_to(place)} | found
+    return found
+
+
+def _opened(directory: Path) -> Inotify | None:
+    """inotify, or None where the kernel has none left to give. Not tried again: a failed try may cost a descriptor."""
+    try:
+        return Inotify()
+    except OSError as error:
+        log.warning(
+            "changes are not told of; the directory is looked through instead",
+            path=str(directory),
+            reason=str(error),
+            seconds=_RESCAN_BLIND_S,
+        )
+        return None
+
+
+def _ensure(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+    except OSError as error:
+        log.warning("registration directory cannot be made", path=str(directory), reason=str(error))
 
 
 def _watch_tree(inotify: Inotify, directory: Path) -> None:
     """Watch every directory there is now. Each time anew: one of the same name may be another than before."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o755)
     for folder, _, _ in os.walk(directory):
         try:
             inotify.add_watch(folder, _EVENTS)
