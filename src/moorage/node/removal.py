@@ -6,6 +6,7 @@ May not touch: mounts.
 Start reading at: `remove_tree`, `remove_empty`.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -13,6 +14,9 @@ from pathlib import Path
 
 from moorage.errors import MoorageError
 from moorage.host import libc
+from moorage.node.descent import Descent
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class MountInTheWay(MoorageError):
@@ -27,7 +31,12 @@ class MountInTheWay(MoorageError):
 def open_directory(parent: int, name: str, *, links: bool = False) -> int:
     """Open a directory below another one; EXDEV when a mount (of any kind) lies between, ELOOP for a link."""
     resolve = libc.NO_XDEV | libc.NO_MAGICLINKS | libc.BENEATH | (0 if links else libc.NO_SYMLINKS)
-    return libc.openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, resolve)
+    return libc.openat2(parent, name, _DIRECTORY, resolve)
+
+
+def _open_above(directory: int) -> int:
+    """Open the directory above another one; EXDEV when a mount lies between, or has been made over it."""
+    return libc.openat2(directory, "..", _DIRECTORY, libc.NO_XDEV | libc.NO_MAGICLINKS | libc.NO_SYMLINKS)
 
 
 def remove_tree(path: Path) -> None:
@@ -39,9 +48,14 @@ def remove_tree(path: Path) -> None:
     _remove(path, only_empty=False)
 
 
+def remove_tree_in(parent: int, name: str, shown: Path) -> None:
+    """The same for whatever has this name in a directory that is open; errors call it `shown`."""
+    _remove_in(parent, name, shown, only_empty=False)
+
+
 def _remove(path: Path, *, only_empty: bool) -> None:
     try:
-        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        parent = os.open(path.parent, _DIRECTORY)
     except FileNotFoundError:
         return
     try:
@@ -51,32 +65,43 @@ def _remove(path: Path, *, only_empty: bool) -> None:
 
 
 def _remove_in(parent: int, name: str, shown: Path, only_empty: bool) -> None:
+    levels = [[name]]  # what is to be removed of each, from the top down to where the walk is
+    with Descent(parent, open_directory, _open_above) as way:
+        try:
+            while levels:
+                if levels[-1]:
+                    name = levels[-1].pop()
+                    names = _take(way, name, shown, only_empty)
+                    if names is not None:
+                        levels.append(names)
+                    continue
+                levels.pop()
+                if levels:
+                    name = way.up()
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rmdir(name, dir_fd=way.fd)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EBUSY):
+                raise MountInTheWay(shown.parent / way.path / name) from error
+            raise
+
+
+def _take(way: Descent, name: str, shown: Path, only_empty: bool) -> list[str] | None:
+    """Unlink what is no directory; go into one that is, and say what is in it. What is gone already is fine."""
     try:
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    try:
-        if not stat.S_ISDIR(status.st_mode):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=way.fd, follow_symlinks=False).st_mode):
             if only_empty:
-                raise MoorageError(f"{shown} is left in a directory that should be empty")
-            os.unlink(name, dir_fd=parent)
-            return
-        directory = open_directory(parent, name)
-    except OSError as error:
-        if error.errno in (errno.EXDEV, errno.EBUSY):
-            raise MountInTheWay(shown) from error
-        raise
+                left = shown.parent / way.path / name
+                raise MoorageError(f"{left} is left in a directory that should be empty")
+            os.unlink(name, dir_fd=way.fd)
+            return None
+        way.down(name)
+    except FileNotFoundError:
+        return None
     try:
-        for child in os.listdir(directory):
-            _remove_in(directory, child, shown / child, only_empty)
-    finally:
-        os.close(directory)
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except OSError as error:
-        if error.errno == errno.EBUSY:
-            raise MountInTheWay(shown) from error
-        raise
+        return os.listdir(way.fd)
+    except FileNotFoundError:  # removed since it was opened
+        return []
 
 
 def remove_empty(path: Path) -> None:

@@ -103,6 +103,24 @@ async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_
         assert len(driver.named("NodeStageVolume")) == len(driver.named("NodeUnstageVolume"))
 
 
+async def test_a_pod_that_runs_keeps_its_volume_when_its_claim_is_made_anew_while_no_agent_is_there(lab):
+    async with lab.one_pod() as (driver, pod):
+        await lab.crash_agent()
+        await bind_anew(lab)
+        await lab.start_agent()
+        await lab.until(lambda: warnings(lab, "began with volume pv-c1"), what="event about its claim")
+        assert str(lab.target(pod)) in lab.mounted()
+        assert (await lab.phase("p1", "Running")).status.container_statuses[0].restart_count == 0
+        await lab.pod("p2")  # which begins with what the claim leads to now
+        await lab.phase("p2", "Running")
+        shown = {
+            request.target_path.split("/pods/")[1][:36]: request.volume_id
+            for request in driver.named("NodePublishVolume")
+        }
+        assert (shown.pop(pod.uid), set(shown.values())) == ("vol-c1", {"vol-new"})
+        await lab.end("p1", "p2")
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_a_volume_published_before_a_slow_server_disowned_it_is_seen_by_no_process_and_goes(lab, is_killed):
     async with outdated(lab) as (driver, agent):

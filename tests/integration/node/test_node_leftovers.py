@@ -10,6 +10,7 @@ import pytest
 from moorage.errors import MoorageError
 from moorage.host import loop, mountinfo, mounts
 from moorage.kube.objects.core import Pod
+from moorage.node import removal
 from moorage.node.layout import Layout
 from moorage.node.pods import run as pods
 from moorage.node.pods.housekeeping import remove_pod_directory
@@ -204,6 +205,30 @@ def test_no_removal_reaches_through_a_mount_wherever_it_lies(tmp_path, layout, p
     with pytest.raises(MoorageError):
         removal(top)
     assert mountinfo.mount_at(place) is not None
+    mounts.unmount(place)
+    remove_tree(top)
+    assert not top.exists()
+
+
+@pytest.mark.parametrize("level", [0, 10, 60])
+def test_no_way_back_from_the_depths_leads_into_a_mount_made_meanwhile(tmp_path, layout, monkeypatch, level):
+    """Not even into one of the directory over itself: it is on top of the one that the walk came from."""
+    top = tmp_path / "top"
+    top.joinpath(*["d"] * 150).mkdir(parents=True)
+    place = top.joinpath(*["d"] * level)
+    list_directory, looks = os.listdir, []
+
+    def mounting(fd):
+        looks.append(fd)
+        if len(looks) == 150:
+            mounts.bind(place, place)
+        return list_directory(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(removal.os, "listdir", mounting)
+        with pytest.raises(MountInTheWay):
+            remove_tree(top)
+    assert (place / "d").is_dir()  # nothing in it was touched any more
     mounts.unmount(place)
     remove_tree(top)
     assert not top.exists()

@@ -83,7 +83,7 @@ def test_the_top_is_last_so_that_a_walk_cut_short_is_made_again(tree, monkeypatc
     chown = os.chown
 
     def cut(path, *args, **more):
-        if path == "read":
+        if os.readlink(path).endswith("/read"):
             raise OSError(5, "Input/output error")
         return chown(path, *args, **more)
 
@@ -93,6 +93,62 @@ def test_the_top_is_last_so_that_a_walk_cut_short_is_made_again(tree, monkeypatc
             ownership.apply_group(tree, GID, only_on_root_mismatch=True)
     assert tree.stat().st_gid != GID
     assert ownership.apply_group(tree, GID, only_on_root_mismatch=True) == 8
+
+
+@pytest.mark.parametrize("before", ["group", "mode"])
+def test_a_link_put_in_the_place_of_a_file_after_the_look_at_it_is_not_followed(tree, monkeypatch, before):
+    outside, place = tree.parent / "outside", tree / "d" / "plain"
+    if before == "mode":
+        os.chown(place, -1, GID)  # then nothing but its mode is wrong
+    look = os.stat
+
+    def swapped(path, **more):
+        status = look(path, **more)
+        if path == "plain":
+            place.unlink()
+            place.symlink_to(outside)
+        return status
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership.os, "stat", swapped)
+        ownership.apply_group(tree, GID)
+    assert (mode_of(outside), outside.stat().st_gid) == (0o600, os.getgid())
+    assert place.lstat().st_gid == GID  # the link itself
+
+
+def test_a_link_put_in_the_place_of_a_directory_is_not_followed(tree, monkeypatch):
+    outside = tree.parent / "elsewhere"
+    outside.mkdir(mode=0o700)
+    (outside / "file").write_text("x")
+    (outside / "file").chmod(0o600)
+    open_file = os.open
+
+    def swapped(path, *args, **more):
+        if path == "d" and not (tree / "d").is_symlink():
+            (tree / "d").rename(tree / "aside")
+            (tree / "d").symlink_to(outside)
+        return open_file(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership.os, "open", swapped)
+        ownership.apply_group(tree, GID)
+    assert (mode_of(outside), mode_of(outside / "file")) == (0o700, 0o600)
+    assert outside.stat().st_gid == (outside / "file").stat().st_gid == os.getgid()
+    assert tree.stat().st_gid == GID
+
+
+def test_what_is_right_already_is_looked_at_once_and_not_opened(tree, monkeypatch):
+    ownership.apply_group(tree, GID)
+    opened, open_file = [], os.open
+
+    def counted(path, *args, **more):
+        opened.append(path)
+        return open_file(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership.os, "open", counted)
+        assert ownership.apply_group(tree, GID) == 8
+    assert opened == [tree, "d"]
 
 
 def test_a_long_walk_is_heard_of_after_half_a_minute_and_then_every_minute(tree, monkeypatch):

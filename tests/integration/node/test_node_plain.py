@@ -3,14 +3,18 @@
 import base64
 import os
 import stat
+import threading
 
 import msgspec
 import pytest
 
 from moorage.host import mountinfo, mounts
 from moorage.kube.objects.core import ConfigMap, Pod, Secret
+from moorage.node import looks
 from moorage.node.layout import Layout, PodUid, pod_volume_name
 from moorage.node.removal import MountInTheWay
+from moorage.node.testing import until
+from moorage.node.volumes import plain
 from moorage.node.volumes.plain import PlainBody, PlainMounter, plugin_of
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualPod, ActualVolume, Failure, PlainSource, PodRef, State, Use
@@ -53,10 +57,10 @@ class Bench:
         self.layout, self.api = Layout(root), Api()
         self.mounter = PlainMounter(self.layout, self.api)
 
-    def use(self, body, fs_group=None):
+    def use(self, body, fs_group=None, spec=None):
         document = {
             "metadata": {"name": "p", "namespace": "ns", "uid": UID, "labels": {"app": "x"}},
-            "spec": {"volumes": [{"name": "v", **body}]},
+            "spec": {"volumes": [{"name": "v", **body}], **(spec or {})},
         }
         pod = made(Pod, document)
         volume = pod.spec.volumes[0]
@@ -64,8 +68,8 @@ class Bench:
         source = PlainSource(plugin, "v", PlainBody(volume, pod))
         return Use(pod_volume_name(plugin, UID, "v"), PodRef(UID, "ns", "p"), source, ("v",), fs_group=fs_group)
 
-    async def make(self, body, fs_group=None):
-        use = self.use(body, fs_group)
+    async def make(self, body, fs_group=None, spec=None):
+        use = self.use(body, fs_group, spec)
         await self.mounter.publish(use, State.ABSENT, False)
         return self.layout.plain_volume(UID, use.source.plugin, "v")
 
@@ -134,19 +138,107 @@ async def test_keys_paths_and_modes_are_those_of_the_pod(bench):
     await bench.remove({"secret": {}})
 
 
-@pytest.mark.parametrize(("fs_group", "mode"), [(None, 0o600), (4321, 0o640)])
-async def test_a_token_is_for_its_pod_alone(bench, fs_group, mode):
-    place = await bench.make(PROJECTED, fs_group)
+def users(*containers, pod=None, init=()):
+    """A pod whose containers run as these users; None leaves it to the pod, or to the image."""
+
+    def named(prefix, found):
+        for number, uid in enumerate(found):
+            yield {"name": f"{prefix}{number}", "securityContext": {} if uid is None else {"runAsUser": uid}}
+
+    return {
+        "securityContext": {} if pod is None else {"runAsUser": pod},
+        "initContainers": list(named("i", init)),
+        "containers": list(named("c", containers)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "fs_group", "token"),
+    [
+        (users(None), None, (0o644, 0, 0)),  # whoever the image says
+        (users(None), 4321, (0o640, 0, 4321)),
+        (users(None, None, pod=1000), None, (0o600, 1000, 0)),
+        (users(1000, None, pod=1000, init=[1000]), None, (0o600, 1000, 0)),
+        (users(1000, 1000), None, (0o600, 1000, 0)),
+        (users(0), None, (0o600, 0, 0)),
+        (users(1000, 1001), None, (0o644, 0, 0)),
+        (users(1000, None), None, (0o644, 0, 0)),
+        (users(1000, init=[0]), None, (0o644, 0, 0)),
+        (users(1000, 1001), 4321, (0o640, 0, 4321)),
+        (users(1000), 4321, (0o640, 1000, 4321)),
+    ],
+)
+async def test_a_token_is_for_its_pod_and_can_be_read_there(bench, spec, fs_group, token):
+    place = await bench.make(PROJECTED, fs_group, spec)
     assert (place / "token").read_text() == "token-1"
     assert bench.api.tokens == [(UID, "vault", 600)]
-    assert mode_of(place / "token") == mode
-    if fs_group is not None:
-        assert (place / "token").stat().st_gid == fs_group
+    status = (place / "token").stat()
+    assert (mode_of(place / "token"), status.st_uid, status.st_gid) == token
     assert (place / "user").read_text() == "bob"
     assert (place / "a").read_text() == "1"
-    await bench.make(PROJECTED, fs_group)  # the token has become another one
+    await bench.make(PROJECTED, fs_group, spec)  # the token has become another one
     assert (place / "token").read_text() == "token-2"
     await bench.remove(PROJECTED)
+
+
+async def test_a_token_that_is_nobodys_own_has_the_mode_of_the_volume(bench):
+    body = {"projected": {"defaultMode": 0o440, "sources": [TOKEN]}}
+    place = await bench.make(body)
+    assert mode_of(place / "token") == 0o440
+    await bench.remove(body)
+
+
+NAME = {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"downwardAPI": {"defaultMode": 0, "items": [NAME]}},
+        {"downwardAPI": {"defaultMode": 0o400, "items": [{**NAME, "mode": 0}]}},
+        {"projected": {"defaultMode": 0, "sources": [{"downwardAPI": {"items": [NAME]}}]}},
+        {"projected": {"sources": [{"downwardAPI": {"items": [{**NAME, "mode": 0}]}}]}},
+        {"projected": {"sources": [{"secret": {"name": "s", "items": [{"key": "user", "path": "name", "mode": 0}]}}]}},
+        {"secret": {"secretName": "s", "defaultMode": 0, "items": [{"key": "user", "path": "name"}]}},
+    ],
+)
+async def test_nothing_at_all_is_a_mode_as_well(bench, body):
+    place = await bench.make(body)
+    assert mode_of(place / "name") == 0
+    await bench.remove(body)
+
+
+async def test_a_volume_that_could_be_made_in_part_only_goes_with_its_pod(bench):
+    items = [{"key": "user", "path": "x"}, {"key": "password", "path": "x/y"}]
+    body = {"secret": {"secretName": "s", "items": items}}
+    with pytest.raises(StepFailed, match="lies below") as caught:
+        await bench.make(body)
+    assert (caught.value.failure, caught.value.step) == (Failure.UNCERTAIN, "pod")  # so it will be unpublished
+    await bench.remove(body)
+    assert not bench.layout.volumes_of(UID).exists()
+
+
+async def test_a_path_of_the_host_that_hangs_holds_up_nobody_else_and_no_more_than_one_thread(bench, monkeypatch):
+    seen, answers = [], threading.Event()
+
+    def hangs(*_what):
+        seen.append(threading.current_thread())
+        assert answers.wait(20)
+
+    monkeypatch.setattr(plain, "_check_host_path", hangs)
+    monkeypatch.setattr(looks, "_ANSWER_S", 0.05)
+    body = {"hostPath": {"path": "/mnt/dead", "type": "Directory"}}
+    for _ in range(3):
+        with pytest.raises(StepFailed, match="hostPath /mnt/dead does not answer") as caught:
+            await bench.make(body)
+        assert (caught.value.failure, caught.value.step) == (Failure.TRANSIENT, "pod")
+    assert len(seen) == 1
+    assert seen[0] is not threading.main_thread()
+    answers.set()
+    await until(lambda: not looks._open)
+    monkeypatch.setattr(looks, "_ANSWER_S", 20.0)
+    await bench.make(body)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(

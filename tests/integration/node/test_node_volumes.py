@@ -2,14 +2,18 @@
 
 import asyncio
 import os
+import shutil
 
 import pytest
 
+from moorage.csi import csi_pb2 as pb
 from moorage.host import mountinfo, mounts
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.storage import VolumeAttachment
 from moorage.node.layout import attachment_name
-from moorage.node.testing import DIE, GARBAGE, HANG, LIE
+from moorage.node.pods import kernel
+from moorage.node.testing import DIE, GARBAGE, HANG, LIE, ScriptedDriver
+from moorage.node.volumes.asking import uncover
 
 pytestmark = pytest.mark.root
 
@@ -364,6 +368,47 @@ async def test_a_volume_unmounted_behind_the_agents_back_is_no_obstacle(lab):
         await lab.end("p1")
         undone = [len(driver.named(method)) for method in ("NodeUnpublishVolume", "NodeUnstageVolume")]
         assert undone == [1, 1], "the driver is told all the same"
+
+
+async def test_what_is_mounted_over_a_volume_does_not_cost_its_data(lab, monkeypatch):
+    """Drivers take off one mount, and then remove what they take for an empty directory."""
+
+    async def take_off_one(driver, request):
+        if mountinfo.mount_at(request.target_path) is not None:
+            mounts.unmount(request.target_path)
+        shutil.rmtree(request.target_path)
+        return pb.NodeUnpublishVolumeResponse()
+
+    monkeypatch.setattr(ScriptedDriver, "_NodeUnpublishVolume", take_off_one)
+    async with lab.one_pod() as (driver, pod):
+        (lab.target(pod) / "data").write_text("irreplaceable")
+        for _ in range(2):
+            mounts.mount("over", lab.target(pod), "tmpfs")
+        await lab.end("p1")
+        assert (driver.data / "vol-c1" / "data").read_text() == "irreplaceable"
+        assert len(driver.named("NodeUnpublishVolume")) == 1
+
+
+def test_a_mount_that_is_there_twice_in_name_only_is_left_to_its_driver(tmp_path):
+    """Whoever has bind-mounted the root directory on itself has every later mount below it on both."""
+    mounts.mount("parent", tmp_path, "tmpfs")
+    try:
+        kernel.mount("none", str(tmp_path), "", kernel.MS_SHARED)
+        root = tmp_path / "root"
+        target = root / "target"
+        target.mkdir(parents=True)
+        mounts.bind(root, root)
+        mounts.mount("volume", target, "tmpfs")
+        assert len(mountinfo.mounts_at(target)) == 2
+        uncover(target)
+        assert len(mountinfo.mounts_at(target)) == 2
+        mounts.mount("over", target, "tmpfs")
+        uncover(target)
+        assert {mount.source for mount in mountinfo.mounts_at(target)} == {"volume"}
+    finally:
+        for one in reversed(mountinfo.mounts_below(tmp_path)):
+            if mountinfo.is_mounted(one.target):
+                mounts.unmount(one.target, lazy=True)
 
 
 async def test_files_left_in_a_volume_directory_stop_its_removal_and_are_not_deleted(lab):

@@ -6,6 +6,7 @@ import pytest
 from msgspec import convert
 
 from moorage.csi.errors import CsiError
+from moorage.kube.client import PatchType
 from moorage.kube.errors import ApiError
 from moorage.kube.objects.core import PersistentVolumeClaim
 from moorage.node.layout import Layout, PodUid, csi_volume_name
@@ -76,9 +77,12 @@ class Api:
             raise ApiError(500, "InternalError", "no answer")
         return convert(self.document, PersistentVolumeClaim)
 
-    async def patch(self, kind, name, body, namespace, *, subresource, version=""):
+    async def patch(self, kind, name, body, namespace, *, how=PatchType.MERGE, subresource, version=""):
         assert (subresource, version in ("", "1")) == ("status", True)
         self.patches.append((body["status"], bool(version)))
+        if how is PatchType.STRATEGIC and "conditions" in body["status"]:  # a list of them is merged by type
+            by_type = {one["type"]: one for one in (*self.status.get("conditions", []), *body["status"]["conditions"])}
+            body = {"status": {**body["status"], "conditions": list(by_type.values())}}
         self.document = merged(self.document, body)
         return convert(self.document, PersistentVolumeClaim)
 
@@ -89,12 +93,14 @@ class Driver:
     def __init__(self, *codes, capabilities=(rules.STAGE, rules.EXPAND)):
         self.codes, self.asked, self._capabilities = list(codes), [], frozenset(capabilities)
         self.client = self
+        self.meanwhile = lambda: None
 
     async def capabilities(self):
         return self._capabilities
 
     async def NodeExpandVolume(self, request):
         self.asked.append(request)
+        self.meanwhile()
         if self.codes:
             raise CsiError("NodeExpandVolume", self.codes.pop(0), "scripted")
 
@@ -252,6 +258,35 @@ async def test_a_target_that_nobody_wants_any_more_is_given_up_after_a_final_err
     assert one.api.status["allocatedResourceStatuses"] == {"storage": "NodeResizeInProgress"}
     await one.grow()
     assert one.api.status["allocatedResourceStatuses"] == {"storage": state}
+
+
+@pytest.mark.parametrize("ends", ["the volume goes", "it has grown elsewhere", "it has grown here"])
+async def test_a_final_error_is_forgotten_when_what_it_was_about_is_over(bench, ends):
+    one = bench(PENDING, "INTERNAL", request="3Gi")
+    await one.grow()
+    before = one.api.document["status"]
+    if ends == "the volume goes":
+        one.grower.forget(NAME)
+    elif ends == "it has grown elsewhere":
+        one.api.document["status"] = DONE
+        assert (await one.grow()).failure is None
+    else:
+        assert (await one.grow()).failure is None
+    one.api.document["status"] = before
+    one.driver.codes = ["INTERNAL"]
+    await one.grow()
+    assert one.api.status["allocatedResourceStatuses"] == {"storage": "NodeResizeInProgress"}  # as after a first error
+
+
+async def test_a_refusal_leaves_the_conditions_that_others_wrote_during_the_call(bench):
+    one = bench({**PENDING, "conditions": [{"type": "FileSystemResizePending", "status": "True"}]}, "INTERNAL")
+
+    def write():
+        one.api.status["conditions"] = [{"type": "ModifyingVolume", "status": "True"}]
+
+    one.driver.meanwhile = write
+    await one.grow()
+    assert one.api.conditions == ["ModifyingVolume", "NodeResizeError"]
 
 
 async def test_a_volume_that_cannot_grow_in_use_is_left_alone_here_and_the_pod_starts(bench):

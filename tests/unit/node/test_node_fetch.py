@@ -1,6 +1,8 @@
 """What is asked of the API server before a driver is called, and which answers keep the driver from being called."""
 
+import asyncio
 import json
+import math
 
 import pytest
 from msgspec import convert
@@ -217,6 +219,42 @@ async def test_a_token_is_kept_for_four_fifths_of_its_life_and_at_most_a_day(api
     assert await token() == "token-5"
     fetch.forget_pod("uid-p")
     assert await token() == "token-6"
+
+
+async def test_tokens_are_forgotten_when_their_pod_has_gone_although_nothing_was_published(api, drivers, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(module.time, "time", lambda: 1767225600.0)  # an hour before they end
+    here = {POD.uid: 1.0, PodUid("uid-q"): 2.0}
+    fetch = Fetch(api, "n", drivers, LiveClaims(api), lambda uid: here.get(uid, math.inf))
+
+    async def tokens():
+        other = PodRef(PodUid("uid-q"), "ns", "q", "worker")
+        found = [(await fetch.token(pod, "a", 3600))[0] for pod in (POD, other)]
+        await asyncio.sleep(0.01)
+        return found
+
+    assert await tokens() == ["token-1", "token-2"]
+    assert await tokens() == ["token-1", "token-2"]
+    del here[POD.uid]  # its volume was refused, so nobody unpublishes it
+    await asyncio.sleep(0.01)
+    here[POD.uid] = 3.0
+    assert await tokens() == ["token-3", "token-2"]
+    here.clear()
+    await asyncio.sleep(0.01)
+    assert fetch._tokens == {}
+    assert fetch._next_look is None  # nothing is left to look after
+
+
+async def test_tokens_that_have_ended_are_not_kept(api, drivers, monkeypatch):
+    now = [1767225600.0]
+    monkeypatch.setattr(module.time, "time", lambda: now[0])
+    fetch = Fetch(api, "n", drivers, LiveClaims(api), lambda _uid: 1.0)
+    await fetch.token(POD, "a", 3600)
+    fetch.forget_gone()
+    assert len(fetch._tokens) == 1
+    now[0] += 3600
+    fetch.forget_gone()
+    assert fetch._tokens == {}
 
 
 async def test_no_token_no_call(api, drivers, fetch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeCl
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.node.layout import Layout, PodUid
 from moorage.node.volumes import run
+from moorage.node.volumes.expand import NOT_YET
 from moorage.node.volumes.populate import Needs
 from moorage.node.volumes.run import VolumeManager
 from moorage.node.volumes.world import ActualPod, ActualVolume, CsiSource, Failure, Mount, Outcome, State, Unmount
@@ -34,11 +36,14 @@ class Cluster:
     def __init__(self):
         self.attach_required, self.modes, self.capacity = False, ["ReadWriteOnce"], "1Gi"
         self.labels, self.affinity = {}, None
+        self.resize_state = ""
         self.bind("pv-1")
 
     def bind(self, volume, uid="uid-c", phase="Bound"):
         meta = {"name": "c", "namespace": "ns", "uid": uid}
         status = {"phase": phase, "capacity": {"storage": "1Gi"}}
+        if self.resize_state:
+            status["allocatedResourceStatuses"] = {"storage": self.resize_state}
         document = {"metadata": meta, "spec": {"volumeName": volume}, "status": status}
         self.claim_object = made(PersistentVolumeClaim, document)
 
@@ -71,7 +76,7 @@ class Noting:
     def __init__(self):
         self.done = []
         self.refusing = set()
-        self.missing = False  # the driver is
+        self.missing, self.message = False, "no driver"
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
@@ -80,7 +85,7 @@ class Noting:
         self.done.append(action)
         await self.may_go_on.wait()
         if self.missing:
-            return Outcome(Failure.TRANSIENT, "device", "no driver")
+            return Outcome(Failure.TRANSIENT, "device", self.message)
         if isinstance(action, Mount):
             if action.use.source.spec_name in self.refusing:
                 return Outcome(Failure.UNCERTAIN, "pod", "no", staged=True)
@@ -292,6 +297,138 @@ async def test_a_pod_whose_claim_cannot_be_read_after_a_restart_keeps_what_it_ha
     assert node.executor.done == []
 
 
+async def test_a_pod_from_before_a_restart_gets_no_other_volume_in_place_of_its_own(node, tmp_path):
+    left_by_an_earlier_run(node)
+    (Layout(tmp_path).containers_of(ONE) / "c" / "0").mkdir(parents=True)
+    node.cluster.bind("pv-2", uid="uid-new")  # the claim was made anew while no agent was there
+    node.manager.want(pod())
+    node.manager.begin()
+    await node.rest()
+    assert node.executor.done == []
+    assert not node.manager.is_mounted(pod())
+    assert "began with volume pv-1" in node.manager.unmounted(pod())[0]
+    assert node.manager.refusals(ONE)
+    node.manager.want(pod(TWO))  # which began with nothing
+    await node.rest()
+    assert node.executor.mounted() == [("pv-2", TWO)]
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.executor.unmounted() == [ONE]
+    assert node.manager.is_unmounted(ONE)
+
+
+async def test_a_pod_from_before_a_restart_that_has_not_begun_follows_its_claim(node):
+    left_by_an_earlier_run(node)
+    node.cluster.bind("pv-2", uid="uid-new")
+    node.manager.want(pod())
+    node.manager.begin()
+    await node.rest()
+    assert node.executor.mounted() == [("pv-2", ONE)]
+    assert node.executor.unmounted() == [ONE]  # of the first, which no process has seen
+    assert node.manager.is_mounted(pod())
+
+
+async def test_a_pod_from_before_a_restart_has_its_own_volume_confirmed_once_its_claim_is_known(node):
+    left_by_an_earlier_run(node)
+    node.cluster.bind("pv-1", phase="Pending")
+    node.manager.want(pod())
+    node.manager.begin()
+    node.bind("pv-1")
+    await node.rest()
+    assert node.executor.mounted() == [("pv-1", ONE)]
+    assert node.manager.is_mounted(pod())
+
+
+async def test_a_running_pod_keeps_its_volume_when_its_claim_names_the_same_one_by_another_name(node):
+    node.manager.want(pod())
+    await node.rest()
+    one = node.cluster.volume("pv-1")
+    node.cluster.volume = lambda name: msgspec.structs.replace(
+        one,
+        metadata=msgspec.structs.replace(one.metadata, name=name),
+        spec=msgspec.structs.replace(
+            one.spec, claim_ref=msgspec.structs.replace(one.spec.claim_ref, uid=node.cluster.claim_object.uid)
+        ),
+    )
+    node.bind("pv-2", uid="uid-new")
+    await node.rest()
+    assert node.manager.use_named(ONE, "data").source.spec_name == "pv-1"  # the name of its directory
+    assert node.manager.is_mounted(pod())
+
+
+async def test_a_pod_that_is_no_more_is_not_remembered_when_that_is_told_after_its_end(node):
+    node.manager.want(pod())
+    await node.rest()
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.manager.is_unmounted(ONE)
+    node.manager.leave(ONE)  # the watch tells of our own delete
+    assert node.manager.world.leaving == {}
+
+
+async def test_a_pod_that_goes_takes_its_back_off_with_it(node):
+    node.manager.want(pod(TWO))
+    await node.rest()
+    node.executor.refusing = {"pv-1"}
+    node.executor.may_go_on.clear()
+    node.manager.want(pod(ONE))
+    await node.rest()
+    node.executor.may_go_on.set()
+    await node.rest()
+    volume = node.manager.world.actual[NAME]
+    assert list(volume.backoffs) == [("mount", ONE)]
+    node.manager.release(ONE)
+    await node.rest()
+    assert volume.backoffs == {}
+
+
+class Left:
+    """A staged volume of which nothing is known, on disk before the manager starts."""
+
+    def __init__(self, node, root):
+        self.place = Layout(root).staging("d", "h") / "globalmount"
+        self.place.mkdir(parents=True)
+        node.manager.reconstruct()
+
+    async def looked_at(self, node):
+        async with asyncio.timeout(10):
+            await node.manager._sweeping
+
+
+async def test_the_sweep_at_the_start_is_no_volume_that_is_worked_on(node, tmp_path):
+    left = Left(node, tmp_path)
+    node.manager.begin()
+    assert node.manager.under_way == 0
+    await left.looked_at(node)
+    assert node.manager.under_way == 0
+    assert not left.place.exists()
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), RuntimeError("nobody expected this")])
+async def test_a_sweep_that_fails_is_told_of_and_ends_nothing(node, tmp_path, monkeypatch, error):
+    told = []
+    log = SimpleNamespace(
+        info=lambda text, **_: None,
+        warning=lambda text, **_: told.append("in one line"),
+        exception=lambda text, **_: told.append("with its traceback"),
+    )
+    monkeypatch.setattr(run, "log", log)
+
+    def fail(*_):
+        raise error
+
+    left = Left(node, tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(run.leftovers, "release_staged", fail)
+        node.manager.begin()
+        await left.looked_at(node)
+        await node.manager.sweep()
+    assert told == ["in one line" if isinstance(error, OSError) else "with its traceback"] * 2
+    assert left.place.exists()
+    await node.manager.sweep()
+    assert not left.place.exists()
+
+
 async def test_a_pod_is_not_unmounted_while_a_mount_for_it_is_under_way(node):
     node.executor.may_go_on.clear()
     node.manager.want(pod())
@@ -332,6 +469,34 @@ async def test_an_expansion_is_tried_at_once_when_its_claim_says_something_new(n
     await node.rest()
     assert len(node.executor.done) == 2
     node.cluster.capacity = "3Gi"
+    node.bind("pv-1")
+    await node.rest()
+    assert [action.kind for action in node.executor.done] == ["mount", "expand", "expand"]
+
+
+async def test_a_refused_expansion_waits_for_its_time_whatever_the_claim_is_made_to_say_of_it(node):
+    """The refusal itself is written into the claim, and a resizer sets the claim to pending again."""
+    node.manager.want(pod())
+    await node.rest()
+    node.executor.missing, node.cluster.capacity = True, "2Gi"
+    for _ in range(3):
+        for node.cluster.resize_state in ("NodeResizePending", "NodeResizeInProgress", "NodeResizeInfeasible"):
+            node.bind("pv-1")
+            await node.rest()
+    assert [action.kind for action in node.executor.done] == ["mount", "expand"]
+
+
+async def test_an_expansion_that_waited_for_the_resizer_is_tried_at_once(node):
+    node.manager.want(pod())
+    await node.rest()
+    node.executor.missing, node.executor.message, node.cluster.capacity = True, NOT_YET, "2Gi"
+    node.bind("pv-1")
+    await node.rest()
+    node.cluster.resize_state = "ControllerResizeInProgress"
+    node.bind("pv-1")
+    await node.rest()
+    assert len(node.executor.done) == 2
+    node.cluster.resize_state = "NodeResizePending"
     node.bind("pv-1")
     await node.rest()
     assert [action.kind for action in node.executor.done] == ["mount", "expand", "expand"]

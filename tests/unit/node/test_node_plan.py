@@ -162,6 +162,50 @@ def test_back_off_of_one_pod_does_not_hold_up_another():
     assert plan_volume(state, NAME, now=10.0).action == Mount(use(TWO))
 
 
+def failed_stages(uids, until, refuses=lambda uid: True):
+    """The pods for which a stage was tried, and failed, until then: the plan alone decides when and for whom."""
+    state = world([use(uid) for uid in uids])
+    now, tried = 0.0, []
+    while now < until:
+        step = plan_volume(state, NAME, now)
+        if step.action is None:
+            now = step.look_again_at
+            continue
+        tried.append(step.action.use.pod.uid)
+        state.actual.setdefault(NAME, ActualVolume(NAME, SOURCE))
+        if not refuses(tried[-1]):
+            break
+        settle(state, step.action, Outcome(Failure.FINAL, "device", "no"), now)
+    return tried
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_stage_that_fails_is_tried_as_often_for_many_pods_as_for_one(count):
+    assert len(failed_stages([PodUid(f"pod-{number}") for number in range(count)], until=60.0)) == 7
+
+
+def test_where_a_stage_fails_for_one_pod_only_another_has_its_turn():
+    assert failed_stages([ONE, TWO], 60.0, refuses=lambda uid: uid == ONE) == [ONE, TWO]
+
+
+def test_a_stage_that_succeeds_holds_nobody_up_any_more():
+    state = world([use(ONE), use(TWO)])
+    state.actual[NAME] = ActualVolume(NAME, SOURCE)
+    settle(state, Mount(use(ONE)), Outcome(Failure.UNCERTAIN, "device", "no"), now=0.0)
+    assert (state.actual[NAME].reason_against(ONE), state.actual[NAME].reason_against(TWO)) == ("no", "no")
+    held_up = plan_volume(state, NAME, now=0.1)
+    assert (held_up.action, held_up.look_again_at) == (None, 0.5)
+    settle(state, Mount(use(ONE)), Outcome(Failure.FINAL, "pod", "not for this one", staged=True), now=1.0)
+    assert state.actual[NAME].reason_against(TWO) == ""
+    assert plan_volume(state, NAME, now=1.1).action == Mount(use(TWO))
+
+
+def test_no_back_off_is_kept_for_a_pod_that_went_during_its_mount():
+    state = world([use(TWO)], [(TWO, State.MOUNTED)], State.MOUNTED)
+    settle(state, Mount(use(ONE)), Outcome(Failure.FINAL, "pod", "no", staged=True), now=0.0)
+    assert state.actual[NAME].backoffs == {}
+
+
 def test_republishing_is_due_after_its_period_and_not_before():
     state = world([use(republish_s=60.0)], [(ONE, State.MOUNTED)], State.MOUNTED)
     state.actual[NAME].pods[ONE].published_at = 100.0

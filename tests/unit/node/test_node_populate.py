@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.volumes.plan import wants_growth
-from moorage.node.volumes.populate import same_for_uses, uses_of
+from moorage.node.volumes.populate import refuse_replacements, same_for_uses, uses_of
 from moorage.node.volumes.world import ActualVolume, CsiSource, PlainSource
 
 
@@ -344,3 +344,27 @@ def test_growth_of_a_claim_bears_on_uses(status):
     document = {"metadata": {"name": "c"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}}
     grown = {**document, "status": {**document["status"], **status}}
     assert not same_for_uses(made(PersistentVolumeClaim, document), made(PersistentVolumeClaim, grown))
+
+
+def found(*names, handle="h"):
+    """What an earlier agent has left, by the names of PersistentVolumes."""
+    return {f"kubernetes.io/csi/d^{handle}": CsiSource("d", handle, name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("left", "given", "is_refused"),
+    [
+        pytest.param({}, (), False, id="a pod that had nothing"),
+        pytest.param(found("pv"), (), False, id="the volume that it had"),
+        pytest.param(found("old", handle="other"), (), True, id="another volume"),
+        pytest.param(found("old"), (), True, id="the same by another name, which is another directory"),
+        pytest.param(found("old", handle="x"), ("kubernetes.io/csi/d^h",), False, id="what this agent has given it"),
+    ],
+)
+def test_a_pod_that_began_with_one_volume_gets_no_other_in_its_place(left, given, is_refused):
+    empty = {"name": "e", "emptyDir": {}}
+    needs = uses_of(pod(CLAIMED, empty), Cluster(claim(), volume()), 60.0)
+    refuse_replacements(needs, left, given)
+    assert [use.outer_names for use in needs.uses] == [("e",)] if is_refused else [("v",), ("e",)]
+    assert list(needs.errors) == (["v"] if is_refused else [])
+    assert all("began with volume old" in reason for reason in needs.errors.values())

@@ -1,15 +1,16 @@
 """What goes around asking a driver, for volumes of both kinds: before, meanwhile, and whether its answer is so.
 
 Owns: what may be concluded from a call, and which places were found mounted after a driver had said that they are not.
-Start reading at: `called`, `confirming`, `Undone.check`.
+Start reading at: `called`, `after_asking`, `confirming`, `Undone.check`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from moorage.csi.errors import CsiError
+from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
 from moorage.log import get_logger
 from moorage.node.plugins.registry import Driver, DriverMissing, Registry
@@ -33,10 +34,34 @@ async def driver_and_capabilities(registry: Registry, name: str, step: str) -> t
 
 async def called(step: str, call: Awaitable[object]) -> None:
     """Await one driver call; its error says what may be concluded."""
+    with after_asking(step):
+        try:
+            await call
+        except CsiError as error:
+            raise StepFailed(rules.failure_from(error), step, str(error)) from error
+
+
+@contextmanager
+def after_asking(step: str) -> Iterator[None]:
+    """What goes wrong in here is a failure of ours, of which the driver knows nothing: what it was asked for is there,
+    or may be."""
     try:
-        await call
-    except CsiError as error:
-        raise StepFailed(rules.failure_from(error), step, str(error)) from error
+        yield
+    except StepFailed:
+        raise
+    except (MoorageError, OSError) as error:
+        raise StepFailed(Failure.UNCERTAIN, step, str(error)) from error
+
+
+@contextmanager
+def clearing_after(refusal: StepFailed, path: Path) -> Iterator[None]:
+    """What was prepared for a call that was refused is removed in here. Where that fails, somebody has to come back for
+    it, and only what is uncertain is come back for."""
+    try:
+        yield
+    except (MoorageError, OSError) as left:
+        log.warning("directory is left behind", path=str(path), reason=str(left))
+        refusal.failure = Failure.UNCERTAIN
 
 
 @asynccontextmanager
@@ -54,10 +79,27 @@ async def confirming(check: Coroutine[None, None, None] | None) -> AsyncIterator
         yield
         try:
             await task
-        except StepFailed as error:
-            raise StepFailed(Failure.UNCERTAIN, error.step, str(error)) from error
+        except (MoorageError, OSError) as error:
+            raise StepFailed(Failure.UNCERTAIN, "pod", str(error)) from error
     finally:
         task.cancel()  # its error, if it had one meanwhile, is no news either
+
+
+def uncover(target: Path) -> None:
+    """Before a driver undoes its mount: take away what somebody else has mounted over it. Drivers take off one mount,
+    then remove the directory with all that is in it, and that would be what is in the volume."""
+    while (mount := _covering(target)) is not None:
+        text = "something is mounted over a volume; it is unmounted first"
+        log.warning(text, path=str(target), fstype=mount.fstype, source=mount.source)
+        mounts.unmount(target, lazy=True)
+
+
+def _covering(target: Path) -> mountinfo.Mount | None:
+    """The mount on top, if it is on another one of this place. That there are two says nothing: each mount below a
+    directory that was bind-mounted on itself is there twice, and one goes with the other."""
+    found = mountinfo.mounts_at(target)
+    beneath = {mount.mount_id for mount in found}
+    return next((mount for mount in reversed(found) if mount.parent_id in beneath), None)
 
 
 class Undone:

@@ -6,6 +6,7 @@ Start reading at: `BlockMounter`.
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 from moorage.csi import csi_pb2 as pb
@@ -17,7 +18,7 @@ from moorage.node.plugins.registry import Registry
 from moorage.node.removal import remove_empty, remove_empty_up_to
 from moorage.node.threads import in_thread
 from moorage.node.volumes import metadata, rules, wire
-from moorage.node.volumes.asking import Undone, called, confirming, driver_and_capabilities
+from moorage.node.volumes.asking import Undone, called, clearing_after, confirming, driver_and_capabilities
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, Use
@@ -34,15 +35,17 @@ class BlockMounter:
         self._registry = registry
         self._fetch = fetch
         self._undone = Undone()
+        self._staged: set[str] = set()  # PersistentVolumes; two may name one volume, and each has a place of its own
 
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         source = _block(use.source)
-        if is_staged:
+        if is_staged and source.spec_name in self._staged:
             return
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "device")
         await self._fetch.confirm_attached(use)
         if rules.STAGE not in capabilities:
             self._write_data(source)
+            self._staged.add(source.spec_name)
             return
         extras = await self._fetch.for_stage(use, source)
         staging = self._layout.block_staging(source.spec_name)
@@ -56,6 +59,7 @@ class BlockMounter:
             if error.failure is Failure.FINAL and not is_reconstructed:
                 self._after_stage_refusal(source.spec_name, error)
             raise
+        self._staged.add(source.spec_name)
 
     async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
         source = _block(use.source)
@@ -112,29 +116,27 @@ class BlockMounter:
     def _after_stage_refusal(self, spec_name: str, error: StepFailed) -> None:
         """Remove what was prepared; if there is something at the staging path, the refusal is not believed."""
         staging = self._layout.block_staging(spec_name)
-        is_clean = not os.path.lexists(staging) or (staging.is_dir() and not any(staging.iterdir()))
-        if mountinfo.mount_at(staging) is not None or not is_clean:
-            error.failure = Failure.UNCERTAIN
-            return
-        if (self._layout.block_devices / "publish" / spec_name).exists():
-            return  # a pod may still have it: what its unpublishing needs to know is kept
-        try:
+        with clearing_after(error, staging):
+            is_clean = not os.path.lexists(staging) or (staging.is_dir() and not any(staging.iterdir()))
+            if mountinfo.mount_at(staging) is not None or not is_clean:
+                error.failure = Failure.UNCERTAIN
+                return
+            if (self._layout.block_devices / "publish" / spec_name).exists():
+                return  # a pod may still have it: what its unpublishing needs to know is kept
             remove_empty(staging)
             self._remove_data(spec_name)
-        except MoorageError as left:
-            log.warning("directory is left behind", path=str(staging), reason=str(left))
-            error.failure = Failure.UNCERTAIN
 
     def _after_publish_refusal(self, spec_name: str, uid: PodUid, error: StepFailed) -> None:
         """The same for the publish target, which is a mounted device or a node of one."""
         target = self._layout.block_publish(spec_name, uid)
-        if mountinfo.mount_at(target) is not None or target.is_block_device():
-            error.failure = Failure.UNCERTAIN
-            return
-        if target.is_file() and not target.stat().st_size:
-            target.unlink()
-        remove_empty_up_to(target.parent, self._layout.block_devices)
-        self._unlink(spec_name, uid)
+        with clearing_after(error, target):
+            if mountinfo.mount_at(target) is not None or target.is_block_device():
+                error.failure = Failure.UNCERTAIN
+                return
+            if target.is_file() and not target.stat().st_size:
+                target.unlink()
+            remove_empty_up_to(target.parent, self._layout.block_devices)
+            self._unlink(spec_name, uid)
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
         source = _block(volume.source_of(uid))
@@ -159,7 +161,23 @@ class BlockMounter:
         device.unlink(missing_ok=True)
 
     async def unstage(self, volume: ActualVolume) -> None:
-        source = _block(volume.source)
+        """Under the name of every PersistentVolume that it was staged as; none is fine."""
+        source = volume.source
+        assert isinstance(source, CsiSource)
+        for spec_name in await in_thread(self._staged_as, source):
+            await self._unstage(replace(source, spec_name=spec_name))
+
+    def _staged_as(self, source: CsiSource) -> list[str]:
+        """Read from the disk: what an earlier agent staged counts, too."""
+        found = {source.spec_name} if source.is_block else set()
+        for place in self._layout.block_devices.glob("*"):
+            data = self._read(place.name) if place.name not in ("staging", "publish") else None
+            if data is not None and (data["driverName"], data["volumeHandle"]) == (source.driver, source.handle):
+                found.add(place.name)
+        return sorted(found)
+
+    async def _unstage(self, source: CsiSource) -> None:
+        self._staged.discard(source.spec_name)
         base = self._layout.block_devices / source.spec_name
         left = sorted(entry.name for entry in (base / "dev").iterdir()) if (base / "dev").is_dir() else []
         if left:
@@ -186,12 +204,14 @@ class BlockMounter:
             remove_empty(directory)
 
     def _data(self, source: CsiSource) -> dict[str, str]:
+        return self._read(source.spec_name) or {"driverName": source.driver, "volumeHandle": source.handle}
+
+    def _read(self, spec_name: str) -> dict[str, str] | None:
         try:
-            data = metadata.read(self._layout.block_data(source.spec_name))
+            return metadata.read(self._layout.block_data(spec_name))
         except metadata.UnreadableVolumeData as error:
             log.warning("volume data is unreadable", reason=str(error))
-            data = None
-        return data or {"driverName": source.driver, "volumeHandle": source.handle}
+            return None
 
 
 def _block(source: object) -> CsiSource:

@@ -11,15 +11,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moorage.csi import csi_pb2 as pb
-from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
 from moorage.log import get_logger
 from moorage.node.layout import CSI_PLUGIN, Layout, PodUid, attachment_name
+from moorage.node.looks import DoesNotAnswer, look
 from moorage.node.plugins.registry import Registry
 from moorage.node.removal import remove_empty, remove_empty_tree
 from moorage.node.threads import in_thread
 from moorage.node.volumes import metadata, ownership, rules, wire
-from moorage.node.volumes.asking import Undone, called, confirming, driver_and_capabilities
+from moorage.node.volumes.asking import (
+    Undone,
+    after_asking,
+    called,
+    clearing_after,
+    confirming,
+    driver_and_capabilities,
+    uncover,
+)
 from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, Use
@@ -72,8 +80,9 @@ class FilesystemMounter:
             if error.failure is Failure.FINAL and not is_staged and not is_reconstructed:
                 self._after_refusal(target, directory, error)
             raise
-        if mountinfo.is_mounted(target):
-            self._mounted_at.add(target)
+        with after_asking("device"):
+            if mountinfo.is_mounted(target):
+                self._mounted_at.add(target)
 
     async def _is_still_staged(self, target: Path) -> bool:
         """A mount that was taken away or died is staged again: drivers must take a repeated call. A driver that mounts
@@ -103,8 +112,9 @@ class FilesystemMounter:
                 if error.failure is Failure.FINAL and is_new:
                     self._after_refusal(target, directory, error)
                 raise
-        if rules.agent_applies_fs_group(use, self._fetch.driver_spec(source.driver), capabilities):
-            await self._apply_group(use, target)
+        with after_asking("pod"):
+            if rules.agent_applies_fs_group(use, self._fetch.driver_spec(source.driver), capabilities):
+                await self._apply_group(use, target)
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
         source = _csi(volume.source_of(uid))
@@ -115,6 +125,7 @@ class FilesystemMounter:
         data = _data_or(directory, target, source)
         if data is not None:
             driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
+            await in_thread(uncover, target)
             request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
             await called("pod", driver.client.NodeUnpublishVolume(request))
         await in_thread(self._undone.check, target, "pod")
@@ -133,6 +144,7 @@ class FilesystemMounter:
         if data is not None:
             driver, capabilities = await driver_and_capabilities(self._registry, data["driverName"], "device")
             if rules.STAGE in capabilities:
+                await in_thread(uncover, target)
                 request = pb.NodeUnstageVolumeRequest(volume_id=data["volumeHandle"], staging_target_path=str(target))
                 await called("device", driver.client.NodeUnstageVolume(request))
         await in_thread(self._undone.check, target, "device")
@@ -157,16 +169,13 @@ class FilesystemMounter:
 
     def _after_refusal(self, target: Path, directory: Path, error: StepFailed) -> None:
         """Remove what was prepared; if something is mounted nevertheless, the refusal is not believed."""
-        if _is_mounted(target):
-            error.failure = Failure.UNCERTAIN
-            return
-        try:
+        with clearing_after(error, directory):
+            if _is_mounted(target):
+                error.failure = Failure.UNCERTAIN
+                return
             remove_empty(target)
             metadata.remove(directory)
             remove_empty(directory)
-        except MoorageError as left:
-            log.warning("directory is left behind", path=str(directory), reason=str(left))
-            error.failure = Failure.UNCERTAIN
 
     async def _apply_group(self, use: Use, target: Path) -> None:
         assert use.fs_group is not None
@@ -194,10 +203,9 @@ class FilesystemMounter:
 async def is_dead(target: Path, step: str) -> bool:
     """Whether a mount answers with the errors of a server or a device that is gone."""
     try:
-        async with asyncio.timeout(_ANSWER_S):
-            return await in_thread(mounts.is_corrupted, target)
-    except TimeoutError:
-        raise StepFailed(Failure.TRANSIENT, step, f"{target} does not answer; what is mounted there hangs") from None
+        return await look(target, "is it dead", lambda: mounts.is_corrupted(target))
+    except DoesNotAnswer as error:
+        raise StepFailed(Failure.TRANSIENT, step, str(error)) from None
 
 
 async def remove_dead_mount(target: Path, step: str) -> None:

@@ -63,9 +63,11 @@ class Executor:
                 case Expand(use):
                     return await self._grower.grow(use, volume)
                 case Unmount(_, uid):
-                    await self._for(volume.source).unpublish(volume, uid)
+                    await self._for(volume.source_of(uid)).unpublish(volume, uid)
                 case UnmountDevice():
-                    await self._for(volume.source).unstage(volume)
+                    for mounter in self._all_for(volume.source):
+                        await mounter.unstage(volume)
+                    self._grower.forget(volume.name)
             return reached
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -86,7 +88,8 @@ class Executor:
         reached = Outcome()
         step = "device"
         try:
-            await mounter.stage(use, volume.device is State.MOUNTED, volume.device_is_reconstructed)
+            is_staged = volume.device is State.MOUNTED and mounter is self._for(volume.source)
+            await mounter.stage(use, is_staged, volume.device_is_reconstructed)
             reached = replace(reached, staged=True)
             step = "pod"
             known = volume.pods.get(use.pod.uid)
@@ -104,13 +107,12 @@ class Executor:
             return replace(
                 reached, failure=Failure.UNCERTAIN, step=step, message="the driver went away during the call"
             )
-        except StepFailed as error:
-            failed = replace(reached, failure=error.failure, step=step, message=str(error))
+        except (MoorageError, OSError) as error:
+            failure = error.failure if isinstance(error, StepFailed) else Failure.TRANSIENT
+            failed = replace(reached, failure=failure, step=step, message=str(error))
             if step == "expand":  # the pod waits until the volume has its size
                 return replace(failed, published=False, failure=Failure.UNCERTAIN)
             return failed
-        except (MoorageError, OSError) as error:
-            return replace(reached, failure=Failure.TRANSIENT, step=step, message=str(error))
         except Exception as error:  # a driver's answer must not end the agent
             log.exception("mounting failed unexpectedly", volume=use.volume, pod=use.pod.uid)
             return replace(reached, failure=Failure.UNCERTAIN, step=step, message=repr(error))
@@ -119,3 +121,9 @@ class Executor:
         if isinstance(source, PlainSource):
             return self._plain
         return self._block if source.is_block else self._filesystem
+
+    def _all_for(self, source: CsiSource | PlainSource) -> tuple[Mounter, ...]:
+        """Everyone who may have staged it: two PersistentVolumes of different modes may name one volume of a driver."""
+        if isinstance(source, PlainSource) or source.is_ephemeral:
+            return (self._for(source),)
+        return (self._filesystem, self._block)

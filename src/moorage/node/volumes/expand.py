@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from moorage.csi.errors import CsiError
-from moorage.kube.client import Client
+from moorage.kube.client import Client, PatchType
 from moorage.kube.errors import ApiError
 from moorage.kube.events import Recorder
 from moorage.kube.informer import Informer
@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 _RESIZE_CONDITIONS = frozenset({"Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"})
 _NOT_REQUIRED = "volume.kubernetes.io/node-expansion-not-required"
-_NOT_YET = "waiting for the claim's resize state"
+NOT_YET = "waiting for the claim's resize state"
 _INFEASIBLE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND"})
 
 
@@ -87,6 +87,10 @@ class Grower:
         self._recorder = recorder
         self._final_errors: set[VolumeName] = set()
 
+    def forget(self, name: VolumeName) -> None:
+        """The volume has left this node, or has its size: what was refused before says nothing of the next time."""
+        self._final_errors.discard(name)
+
     async def grow_at_mount(self, use: Use, volume: ActualVolume) -> Outcome:
         """Before a pod starts: the volume gets the size that its claim was promised."""
         if not isinstance(use.source, CsiSource) or use.source.is_ephemeral or not use.source.claim:
@@ -102,7 +106,7 @@ class Grower:
             raise StepFailed(
                 Failure.UNCERTAIN, "expand", f"claim {use.source.claim} cannot be served: {error}"
             ) from error
-        if outcome.message == _NOT_YET:  # its time comes while the pod runs
+        if outcome.message == NOT_YET:  # its time comes while the pod runs
             return Outcome(size_bytes=use.claim_size_bytes)
         if outcome.failure is not None and not outcome.growth_refused:
             raise StepFailed(Failure.UNCERTAIN, "expand", outcome.message)
@@ -122,8 +126,9 @@ class Grower:
             return Outcome(size_bytes=use.claim_size_bytes)
         decision = decide(claim, use.size_bytes)
         if decision.choice is Choice.NOTHING:
-            return Outcome(Failure.TRANSIENT, "expand", _NOT_YET)
+            return Outcome(Failure.TRANSIENT, "expand", NOT_YET)
         if decision.choice is Choice.RECORD:
+            self.forget(use.volume)
             return Outcome(size_bytes=max(decision.target_bytes, use.size_bytes))
         try:
             return await self._expand(use, source, claim, decision)
@@ -152,7 +157,7 @@ class Grower:
             await driver.client.NodeExpandVolume(request)
         except CsiError as error:
             return await self._refused(use, claim, target, error)
-        self._final_errors.discard(use.volume)
+        self.forget(use.volume)
         for about in (_pod(use), claim):
             self._recorder.normal(about, "FileSystemResizeSuccessful", f"volume {source.spec_name} was grown")
         if not silently:
@@ -169,7 +174,8 @@ class Grower:
 
     async def _refused(self, use: Use, claim: PersistentVolumeClaim, target: int, error: CsiError) -> Outcome:
         self._recorder.warning(_pod(use), "VolumeResizeFailed", f"volume {use.outer_names[0]}: {error}")
-        status: dict[str, Any] = {"conditions": _with_error(claim, str(error))}
+        told = {"type": "NodeResizeError", "status": "True", "message": str(error)}
+        status: dict[str, Any] = {"conditions": [{**told, "lastTransitionTime": timestamp_text(time.time())}]}
         request = _bytes(claim.spec.resources.requests.get("storage"))
         is_final = rules.failure_from(error) is Failure.FINAL
         if error.code in _INFEASIBLE or (use.volume in self._final_errors and request != target):
@@ -178,7 +184,12 @@ class Grower:
             self._final_errors.add(use.volume)
         try:
             await self._client.patch(
-                PersistentVolumeClaim, claim.name, {"status": status}, claim.namespace, subresource="status"
+                PersistentVolumeClaim,
+                claim.name,
+                {"status": status},
+                claim.namespace,
+                how=PatchType.STRATEGIC,  # beside the conditions that others have written during the call
+                subresource="status",
             )
         except ApiError as failed:
             log.warning("claim could not be told of the failure", claim=claim.key, reason=str(failed))
@@ -204,12 +215,6 @@ class Grower:
         )
         self._claims.remember(written)
         return written
-
-
-def _with_error(claim: PersistentVolumeClaim, message: str) -> list[Any]:
-    kept = [as_document(one) for one in claim.status.conditions if one.type != "NodeResizeError"]
-    now = timestamp_text(time.time())
-    return [*kept, {"type": "NodeResizeError", "status": "True", "message": message, "lastTransitionTime": now}]
 
 
 def _bytes(quantity: str | float | None) -> int:

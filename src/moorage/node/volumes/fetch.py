@@ -5,6 +5,7 @@ May not touch: drivers, the disk.
 Start reading at: `Fetch.for_stage`, `Fetch.for_publish`.
 """
 
+import asyncio
 import base64
 import json
 import math
@@ -27,6 +28,7 @@ from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
 
 _DEFAULT_TOKEN_S = 3600
 _TOKEN_KEPT_S = 24 * 3600.0  # at most, however long a token lives
+_LOOK_AGAIN_S = 10.0  # whether pods have gone whose tokens are kept
 _FRESH_S = 2.0  # pods started together read a shared secret or configMap once
 
 
@@ -39,14 +41,15 @@ class Fetch:
         node: str,
         drivers: Informer[CSIDriver],
         claims: LiveClaims,
-        seen_at: Callable[[PodUid], float] = lambda _uid: math.inf,
+        seen_at: Callable[[PodUid], float] | None = None,
     ) -> None:
         self._client = client
         self._node = node
         self._drivers = drivers
         self._claims = claims
-        self._seen_at = seen_at  # when, of the monotonic clock, a pod was first heard of
-        self._tokens: dict[tuple[str, str], tuple[float, str, str]] = {}
+        self._pod_seen_at = seen_at  # when, of the monotonic clock, a pod was first heard of; never, once it has gone
+        self._tokens: dict[tuple[PodUid, str], tuple[float, str, str]] = {}
+        self._next_look: asyncio.TimerHandle | None = None
         self._recent: dict[tuple[type[Any], str], tuple[float, Any]] = {}
 
     def driver_spec(self, name: str) -> CsiDriverSpec | None:
@@ -182,11 +185,35 @@ class Fetch:
         if not token:
             raise _not_asked(f"the API server answered without a token for service account {pod.service_account}")
         self._tokens[key] = (now + min(life_s * 0.8, _TOKEN_KEPT_S), token, ends)
+        self._look_again_later()
         return token, ends
 
     def forget_pod(self, uid: str) -> None:
         for key in [key for key in self._tokens if key[0] == uid]:
             del self._tokens[key]
+
+    def forget_gone(self) -> None:
+        """Forget tokens that are used no more, and those of pods that have gone: whose volume was refused has nothing
+        to be unpublished, so nobody says so."""
+        now = time.time()
+        self._tokens = {
+            (uid, wanted): kept for (uid, wanted), kept in self._tokens.items() if now < kept[0] and self._is_here(uid)
+        }
+
+    def _look_again_later(self) -> None:
+        if self._next_look is None and self._tokens:
+            self._next_look = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        self.forget_gone()
+        self._look_again_later()
+
+    def _seen_at(self, uid: PodUid) -> float:
+        return math.inf if self._pod_seen_at is None else self._pod_seen_at(uid)
+
+    def _is_here(self, uid: PodUid) -> bool:
+        return self._pod_seen_at is None or self._pod_seen_at(uid) < math.inf
 
     async def _driver_tokens(self, pod: PodRef, spec: CsiDriverSpec) -> str:
         tokens = {}

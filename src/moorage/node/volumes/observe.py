@@ -1,15 +1,18 @@
 """What is on disk after a restart: every volume that may be mounted is found again.
 
 Owns: the scan of the pods' directories and of staged volumes that no pod holds any more.
-May not touch: anything it finds; it only reads. What it reports is UNCERTAIN until a driver has confirmed it.
-Start reading at: `observe`.
+May not touch: anything it finds; it only reads. What it reports is UNCERTAIN until a driver has confirmed it. What lies
+behind a dead mount is left out; anything else that cannot be read is an error, since what is forgotten is detached.
+Start reading at: `observe`, `has_begun`.
 """
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moorage.host import mountinfo, mounts
 from moorage.log import get_logger
 from moorage.node.layout import Layout, PodUid, VolumeName, csi_volume_name, pod_volume_name, unescaped
 from moorage.node.volumes import metadata
@@ -33,14 +36,14 @@ class Observed:
 def observe(layout: Layout) -> Observed:
     """Everything that an earlier run may have left mounted."""
     found = Observed()
-    for pod in _directories(layout.pods):
+    for pod in _directories(layout, layout.pods):
         uid = PodUid(pod.name)
         found.pods.add(uid)
-        for plugin in _directories(layout.volumes_of(uid)):
-            for volume in _directories(plugin):
+        for plugin in _directories(layout, layout.volumes_of(uid)):
+            for volume in _directories(layout, plugin):
                 _take_volume(found, layout, uid, plugin.name, volume)
-        for plugin in _directories(layout.devices_of(uid)):
-            for link in _entries(plugin):
+        for plugin in _directories(layout, layout.devices_of(uid)):
+            for link in _entries(layout, plugin):
                 _take_block(found, layout, uid, link.name)
     _take_staged(found, layout)
     return found
@@ -51,6 +54,11 @@ def staged_without_data(layout: Layout) -> list[Path]:
     found = Observed()
     _take_staged(found, layout)
     return found.staged_unreadable
+
+
+def has_begun(layout: Layout, uid: PodUid) -> bool:
+    """A container of the pod was started, now or by an earlier agent: its processes may have seen its volumes."""
+    return any(_entries(layout, container) for container in _directories(layout, layout.containers_of(uid)))
 
 
 def _take_volume(found: Observed, layout: Layout, uid: PodUid, plugin: str, directory: Path) -> None:
@@ -86,15 +94,15 @@ def _take_block(found: Observed, layout: Layout, uid: PodUid, spec_name: str) ->
 def _take_staged(found: Observed, layout: Layout) -> None:
     """Staged volumes without a pod: the agent died between unpublish and unstage."""
     base = layout.plugins / "kubernetes.io" / "csi"
-    for driver in _directories(base):
+    for driver in _directories(layout, base):
         if driver == layout.block_devices:
             continue
-        for directory in _directories(driver):
+        for directory in _directories(layout, driver):
             _take_device(found, directory, is_block=False, spec_name="")
-    for published in _directories(layout.block_devices / "publish"):
-        for entry in _entries(published):  # the agent died before the pod had its link
+    for published in _directories(layout, layout.block_devices / "publish"):
+        for entry in _entries(layout, published):  # the agent died before the pod had its link
             _take_block(found, layout, PodUid(entry.name), published.name)
-    for volume in _directories(layout.block_devices):
+    for volume in _directories(layout, layout.block_devices):
         if volume.name not in ("staging", "publish"):
             _take_device(found, volume / "data", is_block=True, spec_name=volume.name)
 
@@ -135,15 +143,32 @@ def _add(found: Observed, name: VolumeName, source: CsiSource | PlainSource, uid
     volume.pods[uid] = ActualPod(State.UNCERTAIN, is_reconstructed=True, source=source)
 
 
-def _directories(path: Path) -> Iterator[Path]:
-    for entry in _entries(path):
+@contextmanager
+def past_dead_mounts(layout: Layout, path: Path) -> Iterator[None]:
+    """Whatever is asked of the path in here may fail because of a dead mount: that is logged, and no reason to stop."""
+    try:
+        yield
+    except OSError as error:
+        if not _is_behind_dead_mount(layout, path):
+            raise
+        log.warning("directory is left alone: what is mounted there is dead", path=str(path), reason=str(error))
+
+
+def _is_behind_dead_mount(layout: Layout, path: Path) -> bool:
+    """Something is mounted at this path or above it, below our root, and its server or device is gone."""
+    if not mounts.is_corrupted(path):
+        return False
+    places = {str(path), *map(str, path.parents)} - {str(layout.root)}
+    return any(one.target in places for one in mountinfo.mounts_below(layout.root))
+
+
+def _directories(layout: Layout, path: Path) -> Iterator[Path]:
+    for entry in _entries(layout, path):
         if entry.is_dir(follow_symlinks=False):
             yield Path(entry.path)
 
 
-def _entries(path: Path) -> list["os.DirEntry[str]"]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _entries(layout: Layout, path: Path) -> list["os.DirEntry[str]"]:
+    with past_dead_mounts(layout, path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+    return []

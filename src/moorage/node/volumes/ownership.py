@@ -1,18 +1,24 @@
 """Giving a volume's files to the pod's group.
 
-Owns: the walk that changes group and mode. It works with directory descriptors and follows no link.
+Owns: the walk that changes group and mode. It works with descriptors and follows no link, not even one that somebody
+puts in a file's place while we look.
 Start reading at: `apply_group`.
 """
 
+import contextlib
 import os
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from moorage.node.descent import Descent
+
 Progress = Callable[[int], None]
 
 _READ_WRITE, _READ_ONLY, _DIRECTORY = 0o660, 0o440, 0o110
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FIRST_REPORT_S, NEXT_REPORT_S = 30.0, 60.0
 
 
@@ -40,7 +46,7 @@ def apply_group(
     walk = _Walk(gid, read_only, progress)
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        walk.directory(top)
+        walk.tree(top)
     finally:
         os.close(top)
     return walk.count
@@ -54,48 +60,75 @@ class _Walk:
         self._report_at = time.monotonic() + FIRST_REPORT_S
         self.count = 0
 
-    def directory(self, fd: int) -> None:
-        with os.scandir(fd) as entries:
-            names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for name, is_directory in names:
-            try:
-                if is_directory:
-                    child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    def tree(self, top: int) -> None:
+        with Descent(top, _open_below, _open_above) as way:
+            levels = [self._files(top)]  # the directories to go into of each, from the top down to where the walk is
+            while True:
+                if levels[-1]:
+                    name = levels[-1].pop()
                     try:
-                        self.directory(child)
-                    finally:
-                        os.close(child)
+                        way.down(name)
+                    except FileNotFoundError:
+                        continue  # removed while we walked
+                    except NotADirectoryError:
+                        self._entry(way.fd, name)  # replaced while we walked
+                        continue
+                    levels.append(self._files(way.fd))
+                    continue
+                self._change(way.fd, self._bits | _DIRECTORY | stat.S_ISGID)
+                levels.pop()
+                if not levels:
+                    return
+                way.up()
+
+    def _files(self, directory: int) -> list[str]:
+        """Change everything in a directory but directories; these are returned."""
+        names = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
                 else:
-                    self._entry(fd, name)
-            except FileNotFoundError:
-                continue  # removed while we walked
-        self._change(
-            os.fstat(fd), _DIRECTORY | stat.S_ISGID, lambda gid: os.fchown(fd, -1, gid), lambda m: os.fchmod(fd, m)
-        )
+                    self._entry(directory, entry.name)
+        return names
 
-    def _entry(self, fd: int, name: str) -> None:
-        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        is_link = stat.S_ISLNK(status.st_mode)
-        self._change(
-            status,
-            0,
-            lambda gid: os.chown(name, -1, gid, dir_fd=fd, follow_symlinks=False),
-            None if is_link else lambda mode: os.chmod(name, mode, dir_fd=fd),
-        )
+    def _entry(self, directory: int, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._is_right(os.stat(name, dir_fd=directory, follow_symlinks=False), self._bits):
+                self._counted()  # as most are: one look is all that they cost
+                return
+            # The name may lead to something else by now: what is looked at again, and changed, is what we hold.
+            fd = os.open(name, _HOLD, dir_fd=directory)
+            try:
+                self._change(fd, self._bits)
+            finally:
+                os.close(fd)
 
-    def _change(
-        self,
-        status: os.stat_result,
-        extra: int,
-        chown: Callable[[int], None],
-        chmod: Callable[[int], None] | None,
-    ) -> None:
-        if status.st_gid != self._gid:
-            chown(self._gid)
-        mode = stat.S_IMODE(status.st_mode) | self._bits | extra
-        if chmod is not None and (mode != stat.S_IMODE(status.st_mode) or status.st_gid != self._gid):
-            chmod(mode)
+    def _is_right(self, status: os.stat_result, bits: int) -> bool:
+        return status.st_gid == self._gid and (status.st_mode & bits == bits or stat.S_ISLNK(status.st_mode))
+
+    def _change(self, fd: int, bits: int) -> None:
+        """Change what a descriptor holds: a link itself, never what it leads to."""
+        status = os.fstat(fd)
+        if not self._is_right(status, bits):
+            held, mode = f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode)  # fchmod takes no descriptor of this kind
+            if status.st_gid != self._gid:
+                os.chown(held, -1, self._gid)
+            # What runs as its owner or group is given its mode once more: a new group has taken that away.
+            if not stat.S_ISLNK(status.st_mode) and (mode | bits != mode or mode & (stat.S_ISUID | stat.S_ISGID)):
+                os.chmod(held, mode | bits)
+        self._counted()
+
+    def _counted(self) -> None:
         self.count += 1
         if self._progress is not None and time.monotonic() >= self._report_at:
             self._progress(self.count)
             self._report_at = time.monotonic() + NEXT_REPORT_S
+
+
+def _open_below(directory: int, name: str) -> int:
+    return os.open(name, _OPEN, dir_fd=directory)
+
+
+def _open_above(directory: int) -> int:
+    return os.open("..", _OPEN, dir_fd=directory)

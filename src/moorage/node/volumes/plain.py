@@ -17,6 +17,7 @@ from moorage.kube.objects.core import ConfigMap, KeyToPath, Pod, PodVolume, Secr
 from moorage.kube.quantity import Quantity
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
+from moorage.node.looks import DoesNotAnswer, look
 from moorage.node.removal import remove_empty_tree, remove_empty_up_to, remove_tree
 from moorage.node.threads import in_thread
 from moorage.node.volumes import ownership
@@ -46,6 +47,10 @@ class PlainBody:
     pod: Pod
 
 
+# What the agent fills with the content of objects, and again when they change.
+OF_OBJECTS = frozenset(f"kubernetes.io/{kind}" for kind in ("secret", "configmap", "projected", "downward-api"))
+
+
 def plugin_of(volume: PodVolume) -> str:
     """The plugin that makes a plain volume; empty for claims, CSI and kinds that this agent does not make."""
     kinds = (
@@ -73,11 +78,14 @@ class PlainMounter:
         source = _plain(use.source)
         body: PlainBody = source.body
         if source.plugin == "kubernetes.io/host-path":
-            _check_host_path(body.volume)
+            await _look_at_host_path(body.volume)
             return
         directory = self._layout.plain_volume(use.pod.uid, source.plugin, source.spec_name)
         payload = await self._payload(use, body) if source.plugin != "kubernetes.io/empty-dir" else None
-        await in_thread(self._make, use, source, directory, payload)
+        try:
+            await in_thread(self._make, use, source, directory, payload)
+        except (MoorageError, OSError) as error:  # a part of it may be there, and has to go with the pod
+            raise StepFailed(Failure.UNCERTAIN, "pod", str(error)) from error
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
         source = _plain(volume.source)
@@ -112,16 +120,17 @@ class PlainMounter:
         volume, pod = body.volume, body.pod
         if volume.secret is not None:
             secret = volume.secret
-            mode = secret.default_mode if secret.default_mode is not None else _DEFAULT_MODE
+            mode = _mode_or(secret.default_mode, _DEFAULT_MODE)
             return await self._secret(pod, secret.secret_name, secret.items, mode, secret.optional)
         if volume.config_map is not None:
             config = volume.config_map
-            mode = config.default_mode if config.default_mode is not None else _DEFAULT_MODE
+            mode = _mode_or(config.default_mode, _DEFAULT_MODE)
             return await self._config_map(pod, config.name, config.items, mode, config.optional)
         if volume.downward_api is not None:
-            return _downward(pod, volume.downward_api, volume.downward_api.get("defaultMode") or _DEFAULT_MODE)
+            mode = _mode_or(volume.downward_api.get("defaultMode"), _DEFAULT_MODE)
+            return _downward(pod, volume.downward_api, mode)
         projected = volume.projected or {}
-        mode = projected.get("defaultMode") or _DEFAULT_MODE
+        mode = _mode_or(projected.get("defaultMode"), _DEFAULT_MODE)
         files: dict[str, File] = {}
         for part in projected.get("sources") or []:
             files |= await self._projected(use, pod, part, mode)
@@ -132,7 +141,9 @@ class PlainMounter:
             text, _ = await self._fetch.token(
                 use.pod, str(token.get("audience") or ""), int(token.get("expirationSeconds") or 3600)
             )
-            return {str(token.get("path")): File(text.encode(), 0o600 if use.fs_group is None else 0o640)}
+            uid = _only_user(pod)
+            is_ones_own = uid is not None or use.fs_group is not None
+            return {str(token.get("path")): File(text.encode(), 0o600 if is_ones_own else mode, uid)}
         if held := part.get("secret"):
             return await self._secret(pod, held.get("name", ""), _items(held), mode, bool(held.get("optional")))
         if held := part.get("configMap"):
@@ -174,7 +185,7 @@ def _chosen(what: str, data: dict[str, bytes], items: list[KeyToPath], mode: int
             if optional:
                 continue
             raise StepFailed(Failure.TRANSIENT, "pod", f"{what} has no key {item.key!r}")
-        files[item.path] = File(data[item.key], item.mode if item.mode is not None else mode)
+        files[item.path] = File(data[item.key], _mode_or(item.mode, mode))
     return files
 
 
@@ -185,8 +196,23 @@ def _downward(pod: Pod, body: dict[str, Any], mode: int) -> dict[str, File]:
             text = fields.field_of(pod, item["fieldRef"].get("fieldPath", ""))
         else:
             text = fields.resource_of(pod, item.get("resourceFieldRef") or {})
-        files[str(item.get("path"))] = File(text.encode(), item.get("mode") or mode)
+        files[str(item.get("path"))] = File(text.encode(), _mode_or(item.get("mode"), mode))
     return files
+
+
+def _mode_or(mode: int | None, default: int) -> int:
+    return default if mode is None else mode
+
+
+def _only_user(pod: Pod) -> int | None:
+    """The user that every container of the pod runs as; None where they differ, or where it is left to an image."""
+    security = pod.spec.security_context
+    of_pod = security.run_as_user if security is not None else None
+    users = set()
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        own = (container.security_context or {}).get("runAsUser")
+        users.add(of_pod if own is None else own)
+    return users.pop() if len(users) == 1 else None
 
 
 def _items(body: dict[str, Any]) -> list[KeyToPath]:
@@ -215,9 +241,16 @@ def _remove(directory: Path) -> None:
     remove_tree(directory)
 
 
-def _check_host_path(volume: PodVolume) -> None:
+async def _look_at_host_path(volume: PodVolume) -> None:
     assert volume.host_path is not None
     path, kind = Path(volume.host_path.path), volume.host_path.type
+    try:
+        await look(path, f"is it {kind or 'there'}", lambda: _check_host_path(path, kind))
+    except DoesNotAnswer as error:
+        raise StepFailed(Failure.TRANSIENT, "pod", f"hostPath {error}") from None
+
+
+def _check_host_path(path: Path, kind: str) -> None:
     if kind == "DirectoryOrCreate":
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
     elif kind == "FileOrCreate":

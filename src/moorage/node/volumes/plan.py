@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from moorage.node.layout import PodUid, VolumeName
 from moorage.node.volumes.world import (
+    STAGE,
     Action,
     ActualVolume,
     CsiSource,
@@ -20,7 +21,6 @@ from moorage.node.volumes.world import (
     UnmountDevice,
     Use,
     World,
-    backoff_key,
 )
 
 _EXCLUSIVE = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
@@ -62,7 +62,7 @@ def plan_volume(world: World, name: VolumeName, now: float) -> Step:
                 return Step(action)
     if volume is not None and world.is_ready and _has_wrong_label(volume, uses.values()):
         return Step(_when_due(volume, UnmountDevice(name), now, again), min(again, default=None))
-    for use in uses.values():
+    for use in _fewest_failures_first(volume, uses.values()):
         action = _next_for(world, volume, use, now, again, waiting)
         if action is not None:
             return Step(action, min(again, default=None), waiting)
@@ -73,6 +73,13 @@ def plan_volume(world: World, name: VolumeName, now: float) -> Step:
         if action is not None:
             return Step(action)
     return Step(None, min(again, default=None), waiting)
+
+
+def _fewest_failures_first(volume: ActualVolume | None, uses: Collection[Use]) -> Collection[Use]:
+    """A stage that fails is tried for one pod at a time: where it fails for one of them only, another has its turn."""
+    if volume is None or STAGE not in volume.backoffs:
+        return uses
+    return sorted(uses, key=lambda use: volume.failures_of(Mount(use)))
 
 
 def _next_for(
@@ -145,8 +152,8 @@ def _obstacle(world: World, volume: ActualVolume | None, use: Use, now: float, a
 
 
 def _when_due(volume: ActualVolume | None, action: Action, now: float, again: list[float]) -> Action | None:
-    backoff = volume.backoffs.get(backoff_key(action)) if volume else None
-    if backoff is not None and now < backoff.until:
-        again.append(backoff.until)
+    due = volume.due_at(action) if volume is not None else now
+    if now < due:
+        again.append(due)
         return None
     return action

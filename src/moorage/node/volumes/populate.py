@@ -1,10 +1,10 @@
 """Which volumes a pod needs, from the pod, its claims and their volumes.
 
 Owns: every reason for which a volume cannot be used yet. Pure: the API objects are handed in.
-Start reading at: `uses_of`.
+Start reading at: `uses_of`, `refuse_replacements`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -14,12 +14,11 @@ from moorage.kube.objects.meta import SecretReference
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.kube.quantity import Quantity
 from moorage.kube.selectors import node_matches
-from moorage.node.layout import PodUid, csi_volume_name, ephemeral_handle, pod_volume_name
-from moorage.node.volumes.plain import PlainBody, plugin_of
+from moorage.node.layout import PodUid, VolumeName, csi_volume_name, ephemeral_handle, pod_volume_name
+from moorage.node.volumes.plain import OF_OBJECTS, PlainBody, plugin_of
 from moorage.node.volumes.rules import mount_label
 from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
 
-_DYNAMIC = frozenset(f"kubernetes.io/{kind}" for kind in ("secret", "configmap", "projected", "downward-api"))
 _PROTECTION = "kubernetes.io/pvc-protection"
 
 
@@ -74,6 +73,26 @@ def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
     return needs
 
 
+def refuse_replacements(needs: Needs, found: Mapping[VolumeName, CsiSource], given: Collection[VolumeName]) -> None:
+    """A pod that an earlier agent has served keeps what it began with, although claims made anew lead elsewhere now.
+    Which of its names a volume `found` on disk belongs to is not known any more: as long as there is one that no claim
+    of the pod leads to, the pod gets no volume but those found and those `given` to it by this agent."""
+    wanted = {use.volume: use.source.spec_name for use in needs.uses}
+    left = sorted(one.spec_name for name, one in found.items() if wanted.get(name) != one.spec_name)
+    if not left:
+        return
+    reason = f"the pod began with volume {', '.join(left)}, and gets no other in its place until it is deleted"
+    for use in needs.uses:
+        known = found.get(use.volume)
+        if _is_persistent(use) and use.volume not in given and (known is None or known.spec_name in left):
+            needs.errors.update(dict.fromkeys(use.outer_names, reason))
+    needs.uses = [use for use in needs.uses if needs.errors.keys().isdisjoint(use.outer_names)]
+
+
+def _is_persistent(use: Use) -> bool:
+    return isinstance(use.source, CsiSource) and not use.source.is_ephemeral
+
+
 def claims_of(pod: Pod) -> Iterable[str]:
     """The claims that a pod refers to, as namespace/name."""
     for volume in pod.spec.volumes:
@@ -120,7 +139,7 @@ def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
         outer_names=(volume.name,),
         fs_group=security.fs_group if security else None,
         fs_group_on_root_mismatch=_on_mismatch(pod),
-        republish_s=sync_s if plugin in _DYNAMIC else 0.0,
+        republish_s=sync_s if plugin in OF_OBJECTS else 0.0,
     )
 
 

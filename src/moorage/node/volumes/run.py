@@ -20,11 +20,13 @@ from moorage.node.layout import Layout, PodUid, VolumeName
 from moorage.node.threads import in_thread
 from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import Executor
-from moorage.node.volumes.observe import Observed, observe, staged_without_data
+from moorage.node.volumes.expand import NOT_YET
+from moorage.node.volumes.observe import Observed, has_begun, observe, staged_without_data
 from moorage.node.volumes.plan import PASSING, plan_volume
-from moorage.node.volumes.populate import claims_of, same_for_uses, uses_of
+from moorage.node.volumes.populate import claims_of, refuse_replacements, same_for_uses, uses_of
 from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.world import (
+    EXPAND,
     Action,
     ActualVolume,
     CsiSource,
@@ -82,6 +84,7 @@ class VolumeManager:
         self._due: dict[VolumeName, float] = {}
         self._wake = asyncio.Event()
         self._running: dict[VolumeName, asyncio.Task[None]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
         self.on_moved: Moved = _nobody  # told whenever something about a pod's volumes changed
         self.in_use_changed = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -108,13 +111,19 @@ class VolumeManager:
         for name in self.world.actual:
             self.look_at(name)
         if self._has_leftovers:
-            self._running[VolumeName("")] = asyncio.create_task(self.sweep(), name="volumes without data")
+            self._sweeping = asyncio.create_task(self.sweep(), name="volumes without data")
 
     async def sweep(self) -> None:
-        """Take away what is staged for nobody and without data: a driver may stage late what was given up meanwhile."""
-        found = await in_thread(staged_without_data, self._layout)
-        if found:
-            await in_thread(leftovers.release_staged, self._layout, found, self._staging_known())
+        """Take away what is staged for nobody and without data: a driver may stage late what was given up meanwhile.
+        What fails is logged, and nothing else: the next sweep tries again."""
+        try:
+            found = await in_thread(staged_without_data, self._layout)
+            if found:
+                await in_thread(leftovers.release_staged, self._layout, found, self._staging_known())
+        except OSError as error:
+            log.warning("staged volumes cannot be looked through", reason=str(error))
+        except Exception:
+            log.exception("looking through staged volumes failed unexpectedly")
 
     def _staging_known(self) -> set[Path]:
         uses = (use.source for uses in self.world.desired.values() for use in uses.values())
@@ -161,8 +170,10 @@ class VolumeManager:
 
     def leave(self, uid: PodUid) -> None:
         """No such pod is there any more, and its processes are being ended: until `release`, but not for long, no other
-        gets a volume of its that is not meant for many."""
-        self.world.leaving.setdefault(uid, self._clock() + _LEAVING_S)
+        gets a volume of its that is not meant for many. A pod that has none is in no one's way, and one that was
+        released may be told of once more: nobody would ever forget it."""
+        if uid in self._touched:
+            self.world.leaving.setdefault(uid, self._clock() + _LEAVING_S)
 
     def unmounted(self, pod: Pod) -> list[str]:
         """The names of the pod's volumes that are not there yet, with the reason where one is known."""
@@ -174,8 +185,7 @@ class VolumeManager:
             if actual is None or actual.state_of(uid) is not State.MOUNTED:
                 reason = self._waiting.get(uid, {}).get(name, "")
                 if actual is not None and not reason:
-                    backoff = actual.backoffs.get(("mount", uid))
-                    reason = backoff.message if backoff else ""
+                    reason = actual.reason_against(uid)
                 names.append(f"{use.outer_names[0]} ({reason})" if reason else use.outer_names[0])
         return names
 
@@ -309,7 +319,7 @@ class VolumeManager:
                 if not self._dirty:
                     await self._sleep(self._timers[0][0] - self._clock() if self._timers else None)
         finally:
-            tasks = list(self._running.values())
+            tasks = [*self._running.values(), *([self._sweeping] if self._sweeping is not None else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -395,24 +405,25 @@ class VolumeManager:
         touched = self._touched.setdefault(uid, set())
         kept: set[str] = set()
         for use in self._uses_of(uid):
-            if use.volume in wanted:
+            if use.volume in wanted and wanted[use.volume].source.spec_name == use.source.spec_name:
                 continue
             # A claim that became unusable, or another one, after it was mounted: the pod keeps what it began with.
             if self._began_with(use):
                 kept.update(use.outer_names)
             else:
                 self._unwant(use.volume, uid)
-        for name, use in wanted.items():
-            if not kept.isdisjoint(use.outer_names):
-                continue
+        needs.uses = [use for use in needs.uses if kept.isdisjoint(use.outer_names)]
+        refuse_replacements(needs, self._found_for(uid), given={use.volume for use in self._uses_of(uid)})
+        for use in needs.uses:
+            name = use.volume
             touched.add(name)
             uses = self.world.desired.setdefault(name, {})
             known = uses.get(uid)
             if known != use:
                 if use.is_attachable != (known is not None and known.is_attachable):
                     self.in_use_changed.set()
+                self._reset_expand(name, use.size_bytes not in {one.size_bytes for one in uses.values()})
                 uses[uid] = use
-                self._reset_expand(name)
                 self.look_at(name)
         if needs.errors:  # what the pod has, be it from before a restart, it keeps until it is released
             self.world.held.add(uid)
@@ -420,22 +431,40 @@ class VolumeManager:
             self._errors[uid] = needs.errors
             self.on_moved(uid)
 
+    def _found_for(self, uid: PodUid) -> dict[VolumeName, CsiSource]:
+        """What an earlier agent has mounted for a pod that has begun, and this one has not been told of otherwise."""
+        found: dict[VolumeName, CsiSource] = {}
+        for name in self._touched.get(uid, ()):
+            actual = self.world.actual.get(name)
+            if actual is None or uid not in actual.pods or uid in self.world.desired.get(name, ()):
+                continue
+            source = actual.source_of(uid)
+            if actual.pods[uid].is_reconstructed and isinstance(source, CsiSource) and not source.is_ephemeral:
+                found[name] = source
+        return found if found and has_begun(self._layout, uid) else {}
+
     def _began_with(self, use: Use) -> bool:
         """The pod's containers may have been started with this volume."""
         actual = self.world.actual.get(use.volume)
         pod = actual.pods.get(use.pod.uid) if actual is not None else None
         return pod is not None and pod.may_be_used
 
-    def _reset_expand(self, name: VolumeName) -> None:
+    def _reset_expand(self, name: VolumeName, is_new_size: bool) -> None:
+        """Whoever waits for the claim need not wait any longer. A driver that has refused is asked again soon only for
+        another size: its refusal changes the claim as well, and that of a resizer changes it back."""
         actual = self.world.actual.get(name)
-        if actual is not None:
-            actual.backoffs.pop(("expand", ""), None)
+        backoff = actual.backoffs.get(EXPAND) if actual is not None else None
+        if actual is not None and backoff is not None and (is_new_size or backoff.message == NOT_YET):
+            del actual.backoffs[EXPAND]
 
     def _unwant(self, name: VolumeName, uid: PodUid) -> None:
         uses = self.world.desired.get(name)
         if uses is not None and uses.pop(uid, None) is not None and not uses:
             del self.world.desired[name]
             self.in_use_changed.set()
+        actual = self.world.actual.get(name)
+        if actual is not None:
+            actual.backoffs.pop(("mount", uid), None)
         self.look_at(name)
 
     def _is_mounted(self, use: Use) -> bool:

@@ -144,6 +144,20 @@ class ActualVolume:
         pod = self.pods.get(uid)
         return pod.state if pod else State.ABSENT
 
+    def due_at(self, action: "Action") -> float:
+        """When the back-offs that hold up an action are over."""
+        keys = (backoff_key(action), STAGE) if isinstance(action, Mount) else (backoff_key(action),)
+        return max(self.backoffs[key].until if key in self.backoffs else 0.0 for key in keys)
+
+    def failures_of(self, action: "Action") -> int:
+        backoff = self.backoffs.get(backoff_key(action))
+        return backoff.failures if backoff is not None else 0
+
+    def reason_against(self, uid: PodUid) -> str:
+        """Why the last mount for a pod failed, or the last stage for any; empty when neither did."""
+        backoff = self.backoffs.get(("mount", uid)) or self.backoffs.get(STAGE)
+        return backoff.message if backoff is not None else ""
+
     def source_of(self, uid: PodUid) -> CsiSource | PlainSource:
         """The volume as this pod has it: its directory bears the name of the pod's own PersistentVolume."""
         pod = self.pods.get(uid)
@@ -186,6 +200,10 @@ def volume_of(action: Action) -> VolumeName:
             return use.volume
         case Unmount(volume, _) | UnmountDevice(volume):
             return volume
+
+
+STAGE = ("stage", "")  # the back-off of a mount's first step, which is the same for every pod of a volume
+EXPAND = (Expand.kind, "")
 
 
 def backoff_key(action: Action) -> tuple[str, str]:
@@ -239,15 +257,7 @@ def settle(world: World, action: Action, outcome: Outcome, now: float) -> None:
     if volume is None:
         return
     volume.pending = None
-    key = backoff_key(action)
-    if outcome.failure is None:
-        volume.backoffs.pop(key, None)
-    else:
-        backoff = volume.backoffs.setdefault(key, Backoff())
-        backoff.failures += 1
-        delay_s: float = min(BACKOFF_START_S * 2.0 ** min(backoff.failures - 1, 20), BACKOFF_MAX_S)
-        backoff.until = now + delay_s
-        backoff.message = outcome.message
+    _settle_backoffs(world, volume, action, outcome, now)
     match action:
         case Mount(use):
             _settle_mount(volume, use, outcome, now)
@@ -262,6 +272,26 @@ def settle(world: World, action: Action, outcome: Outcome, now: float) -> None:
         case Expand():
             volume.size_bytes = max(volume.size_bytes, outcome.size_bytes)
             volume.growth_refused |= outcome.growth_refused
+
+
+def _settle_backoffs(world: World, volume: ActualVolume, action: Action, outcome: Outcome, now: float) -> None:
+    key = backoff_key(action)
+    failed = [key] if outcome.failure is not None else []
+    if isinstance(action, Mount):
+        if outcome.failure is not None and outcome.step == "device":  # else each of its pods would have it staged again
+            failed.append(STAGE)
+        if outcome.staged:
+            volume.backoffs.pop(STAGE, None)
+        if action.use.pod.uid not in world.desired.get(volume.name, {}):
+            failed = [one for one in failed if one != key]  # that pod does not come back
+    if key not in failed:
+        volume.backoffs.pop(key, None)
+    for one in failed:
+        backoff = volume.backoffs.setdefault(one, Backoff())
+        backoff.failures += 1
+        delay_s: float = min(BACKOFF_START_S * 2.0 ** min(backoff.failures - 1, 20), BACKOFF_MAX_S)
+        backoff.until = now + delay_s
+        backoff.message = outcome.message
 
 
 def _settle_mount(volume: ActualVolume, use: Use, outcome: Outcome, now: float) -> None:

@@ -67,6 +67,9 @@ class NoGrowth:
             raise StepFailed(Failure.TRANSIENT, "expand", "cannot grow")
         return Outcome()
 
+    def forget(self, name):
+        """There is nothing to forget."""
+
 
 class Watched(list):
     """A driver's calls; each is looked at before it does its work."""

@@ -1,14 +1,16 @@
 """What may be concluded from a driver's answer, and what is left on disk after it."""
 
 import asyncio
+import errno
 
 import pytest
 
+from moorage.errors import MoorageError
 from moorage.host import mounts
 from moorage.node.layout import PodUid
 from moorage.node.plugins.registry import Driver
 from moorage.node.testing import GARBAGE, HANG, LIE
-from moorage.node.volumes import metadata, wire
+from moorage.node.volumes import csi, metadata, wire
 from moorage.node.volumes.world import ActualPod, CsiSource, Failure, State
 
 pytestmark = pytest.mark.root
@@ -206,3 +208,43 @@ async def test_what_a_driver_unmounts_late_is_not_held_against_it_the_next_time(
         assert (await bench.unmount()).failure is None
     await bench.all_goes()
     assert len(bench.driver.named("NodeUnpublishVolume")) == 4
+
+
+async def test_what_a_driver_has_staged_is_not_forgotten_when_we_cannot_look_at_it(bench, monkeypatch):
+    def fail(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(csi.mountinfo, "is_mounted", fail)
+        outcome = await bench.mount()
+    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "device")
+    assert bench.volume.device is State.UNCERTAIN
+    await bench.all_goes()
+    assert len(bench.driver.named("NodeUnstageVolume")) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MoorageError("not read")])
+async def test_what_a_driver_has_published_is_not_forgotten_when_we_fail_after_it(bench, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(bench.executor._filesystem, "_apply_group", fail)
+    monkeypatch.setattr(csi.rules, "agent_applies_fs_group", lambda *_: True)
+    assert (await bench.mount()).failure is Failure.UNCERTAIN
+    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    await bench.all_goes(ONE)
+
+
+@pytest.mark.parametrize("method", ["NodeStageVolume", "NodePublishVolume"])
+async def test_a_call_that_fails_on_our_side_may_have_been_heard(either, monkeypatch, method):
+    client = either.registry.get("scripted.dev").client
+    call = getattr(client, method)
+
+    async def broken(request):
+        await call(request)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(client, method, broken)
+    assert (await either.mount()).failure is Failure.UNCERTAIN
+    assert (either.volume.device, either.volume.state_of(ONE)) != (State.ABSENT, State.ABSENT)
+    await either.all_goes(*([ONE] if method == "NodePublishVolume" else []))

@@ -9,7 +9,7 @@ from moorage.node.layout import PodUid
 from moorage.node.testing import LIE
 from moorage.node.volumes import metadata
 from moorage.node.volumes.observe import observe
-from moorage.node.volumes.world import Failure, State
+from moorage.node.volumes.world import CsiSource, Failure, State
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
@@ -121,3 +121,39 @@ async def test_a_refused_stage_leaves_what_another_pods_unpublishing_needs(block
     assert metadata.read(block.layout.block_data("pv")) is not None
     block.restart()
     await block.all_goes(ONE)
+
+
+TOO = CsiSource("scripted.dev", "vol", "pv-too", is_block=True)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_two_persistent_volumes_of_one_handle_are_staged_and_unstaged_each_at_its_place(block, restarted):
+    await block.mount(ONE)
+    assert (await block.mount(TWO, source=TOO)).failure is None
+    await block.mount(TWO, source=TOO)  # published again
+    places = [str(block.layout.block_staging(name)) for name in ("pv", "pv-too")]
+    assert [one.staging_target_path for one in block.driver.named("NodeStageVolume")] == places
+    if restarted:
+        block.restart()
+    assert set(block.volume.pods) == {ONE, TWO}
+    await block.all_goes(ONE, TWO)
+    assert [one.staging_target_path for one in block.driver.named("NodeUnstageVolume")] == places
+    assert [place.name for place in block.layout.block_devices.iterdir() if place.name.startswith("pv")] == []
+
+
+async def test_the_second_of_two_is_staged_again_when_it_is_not_known_whether_it_was(block):
+    await block.mount(ONE)
+    block.driver.misbehave("NodeStageVolume", "UNAVAILABLE")
+    assert (await block.mount(TWO, source=TOO)).failure is Failure.UNCERTAIN
+    assert (await block.mount(TWO, source=TOO)).failure is None
+    assert len(block.driver.named("NodeStageVolume")) == 3
+    await block.all_goes(ONE, TWO)
+
+
+async def test_one_volume_as_files_and_as_a_device_leaves_nothing(block):
+    files = CsiSource("scripted.dev", "vol", "pv-files")
+    await block.mount(ONE)
+    assert (await block.mount(TWO, source=files)).failure is None
+    assert len(block.driver.named("NodeStageVolume")) == 2
+    await block.all_goes(ONE, TWO)
+    assert len(block.driver.named("NodeUnstageVolume")) == 2

@@ -1,11 +1,13 @@
 """A root directory that is full or cannot be written."""
 
 import contextlib
+import errno
 
 import pytest
 
 from moorage.host import mounts
 from moorage.node.layout import PodUid
+from moorage.node.volumes import metadata
 from moorage.node.volumes.world import Failure, State
 
 pytestmark = pytest.mark.root
@@ -68,3 +70,48 @@ async def test_a_pod_leaves_a_full_disk_at_once_and_a_read_only_one_as_soon_as_i
     assert (await small.unstage()).failure is None
     assert [path for path in small.mounted() if path != str(small.layout.root)] == []
     assert small.files() == []
+
+
+@pytest.mark.parametrize(("method", "step"), [("NodeStageVolume", "device"), ("NodePublishVolume", "pod")])
+async def test_a_refusal_that_cannot_be_cleared_up_after_is_come_back_for(small, method, step):
+    """Else nobody would own what is left, and the pod could not go while the agent lives."""
+
+    def look(name, request):
+        if name == method:
+            mounts.remount(small.layout.root, "tmpfs", ["ro"])
+
+    small.watch(look)
+    small.driver.misbehave(method, "INVALID_ARGUMENT")
+    outcome = await small.mount()
+    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, step)
+    assert (small.volume.state_of(ONE) if step == "pod" else small.volume.device) is State.UNCERTAIN
+    mounts.remount(small.layout.root, "tmpfs", ["rw"])
+    if step == "pod":
+        assert (await small.unmount()).failure is None
+    assert (await small.unstage()).failure is None
+    assert small.files() == []
+    assert not small.layout.csi_volume(ONE, "pv").exists()
+    assert not small.layout.devices_of(ONE).exists()
+
+
+async def refused(bench, monkeypatch, method):
+    """Mount with a driver that refuses, and a disk from which no data can be removed meanwhile."""
+
+    def fail(directory):
+        raise OSError(errno.EROFS, "Read-only file system", str(directory))
+
+    bench.driver.misbehave(method, "INVALID_ARGUMENT")
+    with monkeypatch.context() as broken:
+        broken.setattr(metadata, "remove", fail)
+        return await bench.mount()
+
+
+async def test_data_of_a_refused_stage_that_cannot_be_removed_is_come_back_for(either, monkeypatch):
+    assert (await refused(either, monkeypatch, "NodeStageVolume")).failure is Failure.UNCERTAIN
+    await either.all_goes()
+
+
+async def test_data_of_a_refused_publish_that_cannot_be_removed_is_come_back_for(bench, monkeypatch):
+    assert (await refused(bench, monkeypatch, "NodePublishVolume")).failure is Failure.UNCERTAIN
+    await bench.all_goes(ONE)
+    assert not bench.layout.csi_volume(ONE, "pv").exists()

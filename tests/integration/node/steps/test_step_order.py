@@ -91,9 +91,10 @@ async def test_while_the_claim_is_slow_to_be_read_the_driver_works_but_the_pod_h
     await either.all_goes(ONE)
 
 
-async def test_what_was_published_for_a_claim_that_turns_out_to_be_another_one_is_undone_although_held(either):
+@pytest.mark.parametrize("error", [not_its_claim(), OSError("no longer bound")], ids=["by the server", "by ourselves"])
+async def test_what_was_published_for_a_claim_that_turns_out_to_be_another_one_is_undone_although_held(either, error):
     answer, mounting = await published_without(either)
-    answer.error = not_its_claim()
+    answer.error = error
     answer.may_come.set()
     outcome = await mounting
     assert (outcome.failure, outcome.step, outcome.message) == (Failure.UNCERTAIN, "pod", "no longer bound")
