@@ -12,10 +12,11 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moorage.errors import MoorageError, UsageError
 from moorage.kube.byname import ByNameInformer
@@ -229,37 +230,46 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
             tasks.create_task(agent.statuses.run(), name="pod-statuses"),
         ]
         agent.subscribe()
-        await informers.wait_synced()
-        node.start_reporting_use()
-        if agent.volumes.world.actual:  # else each of them would fail once for want of a driver that is about to come
-            await plugins.first_round(_DRIVERS_S)
-        agent.pods.begin()
-        running.append(tasks.create_task(agent.pods.run(), name="pods"))
-        await asyncio.sleep(0)  # every worker says what it wants before anything is unmounted
-        await _first_wishes(agent)
-        agent.volumes.begin()
-        node.set_ready(True)
-        log.info("agent is ready", node=config.node_name, root=str(config.root), port=agent.endpoint.port)
-        await stop.wait()
-        await node.stopped(remove=await _drained(agent) and config.on_stop == REMOVE)
+        is_drained = False  # nothing can be, before the pods are known
+        if await _unless_stopped(_all_heard(agent, informers, node, plugins), stop):
+            agent.pods.begin()
+            running.append(tasks.create_task(agent.pods.run(), name="pods"))
+            await asyncio.sleep(0)  # every worker says what it wants before anything is unmounted
+            await _first_wishes(agent)
+            agent.volumes.begin()
+            node.set_ready(True)
+            log.info("agent is ready", node=config.node_name, root=str(config.root), port=agent.endpoint.port)
+            await stop.wait()
+            is_drained = await _drained(agent, node)
+        await node.stopped(remove=is_drained and config.on_stop == REMOVE)
         for task in running:
             task.cancel()
     agent.cgroups.remove_own()
     log.info("agent stopped", node=config.node_name)
 
 
-async def _drained(agent: Agent) -> bool:
+async def _all_heard(agent: Agent, informers: Informers, node: NodeObject, plugins: PluginManager) -> None:
+    """The API has told of everything, and the drivers that are there have been asked."""
+    await informers.wait_synced()
+    node.start_reporting_use()
+    if agent.volumes.world.actual:  # else each of them would fail once for want of a driver that is about to come
+        await plugins.first_round(_DRIVERS_S)
+
+
+async def _drained(agent: Agent, node: NodeObject) -> bool:
     """Whether nothing of this node's pods is left, where that was asked for. A Node that is removed no longer says
     which volumes are in use, so they would be detached while they are mounted."""
     config = agent.config
     if config.on_stop == KEEP:
         return False
+    node.set_ready(False, "KubeletNotReady", "the node agent is being stopped")  # so no more pods are sent here
     ends_at = time.monotonic() + config.drain_timeout_s
     are_stopped = await agent.pods.drain(config.drain_timeout_s)
     are_gone = await agent.volumes.all_gone(max(1.0, ends_at - time.monotonic()))
-    if config.on_stop == REMOVE and not (are_stopped and are_gone):
+    is_empty = are_stopped and are_gone and not agent.pods.is_running
+    if config.on_stop == REMOVE and not is_empty:
         log.error("node is not removed: pods or volumes are left on it", node=config.node_name)
-    return are_stopped and are_gone
+    return is_empty
 
 
 async def _first_wishes(agent: Agent) -> None:
@@ -269,14 +279,30 @@ async def _first_wishes(agent: Agent) -> None:
         if pod is not None and not worker.is_gone and pod.status.phase not in ("Succeeded", "Failed"):
             if pod.is_deleting and not any(c.is_running for a in worker.containers.values() for c in a):
                 continue
-            agent.volumes.want(pod)
+            if worker.may_run(pod):
+                agent.volumes.want(pod)
 
 
-async def _patiently(what: str, act: object, stop: asyncio.Event) -> None:
+async def _unless_stopped(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:
+    """Whether the work was done; it is given up when the agent is asked to stop, whatever it waits for."""
+    working = asyncio.create_task(work, name="starting")
+    stopping = asyncio.create_task(stop.wait(), name="stop while starting")
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+async def _patiently(what: str, act: Callable[[], Coroutine[Any, Any, object]], stop: asyncio.Event) -> None:
     delay_s = 0.2
     while not stop.is_set():
         try:
-            await act()  # type: ignore[operator]
+            await _unless_stopped(act(), stop)
             return
         except MoorageError as error:
             log.warning(what, reason=str(error), seconds=delay_s)

@@ -9,7 +9,10 @@ import threading
 import pytest
 
 from moorage.host import filesystems, libc, loop, mountinfo, mounts
+from moorage.node.layout import Layout
+from moorage.node.pods.housekeeping import find_containers
 from moorage.node.testing import LIE
+from moorage.node.volumes.observe import observe
 
 pytestmark = pytest.mark.root
 _IN, _OUT = struct.Struct("=IIQQIIII"), struct.Struct("=IiQ")
@@ -194,3 +197,55 @@ async def test_a_filesystem_that_was_shut_down_leaves_with_its_pod_and_keeps_its
         assert (place / "kept").read_text() == "data"
         mounts.unmount(place)
         await lab.stop_agent()
+
+
+def die_at(place):
+    """A FUSE filesystem without a server: ENOTCONN."""
+    place.mkdir(parents=True)
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    libc.mount("dead", str(place), "fuse", 0, f"fd={server},rootmode=40000,user_id=0,group_id=0")
+    os.close(server)
+    assert mounts.is_corrupted(place)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["pods/dead", "pods/dead/volumes", "pods/dead/volumes/kubernetes.io~csi", "pods/dead/containers",
+     "plugins/kubernetes.io/csi/dead.dev", "plugins/kubernetes.io/csi/dead.dev/0abc"],
+)  # fmt: skip
+async def test_a_dead_mount_around_volumes_keeps_no_agent_from_starting(lab, where):
+    async with lab.one_pod() as (_, pod):
+        await lab.crash_agent()
+        place = lab.root / where
+        die_at(place)
+        try:
+            agent = await lab.start_agent()
+            await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
+            agent.pods.sweep()
+            await agent.volumes.sweep()
+            assert mounts.is_corrupted(place)  # it is left alone
+        finally:
+            mounts.unmount(place, lazy=True)
+        await lab.end("p1")
+
+
+@pytest.mark.parametrize("find", [observe, find_containers])
+def test_a_directory_of_our_own_disk_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, monkeypatch, find):
+    """What is forgotten would be detached while it is mounted."""
+    layout = Layout(tmp_path)
+    layout.containers_of("u").mkdir(parents=True)
+    layout.volumes_of("u").mkdir(parents=True)
+    scan, listing = os.scandir, os.listdir
+
+    def broken(real):
+        def look(path):
+            if "/u/" in str(path):
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return real(path)
+
+        return look
+
+    monkeypatch.setattr(os, "scandir", broken(scan))
+    monkeypatch.setattr(os, "listdir", broken(listing))
+    with pytest.raises(OSError, match="Input/output error"):
+        find(layout)

@@ -188,6 +188,32 @@ async def test_sub_paths_stay_inside_their_volume(lab):
     await lab.stop_agent()
 
 
+@pytest.mark.parametrize("kind", ["emptyDir", "csi"])
+async def test_a_sub_path_that_is_made_can_be_written_by_the_pods_user(lab, kind):
+    await lab.driver_object(fsGroupPolicy="File")
+    await lab.volume()
+    async with lab.driver():
+        await lab.start_agent()
+        body = {"emptyDir": {}} if kind == "emptyDir" else {"persistentVolumeClaim": {"claimName": "c1"}}
+        security = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
+        mounts = [{"name": "data", "mountPath": "/sub", "subPath": "a/b"}]
+        _, text = await run_to_end(
+            lab, "touch /sub/x && stat -c '%u %g' /sub/x",
+            volumes=[{"name": "data", **body}], mounts=mounts, securityContext=security,
+        )  # fmt: skip
+        assert text == "1000 2000\n"
+        await lab.end()
+
+
+async def test_a_long_name_is_cut_alike_for_the_host_and_for_programs(lab):
+    await lab.start_agent()
+    name = "a" * 62 + "-" + "b" * 20
+    await lab.pod(name, claim="", command="hostname; echo $HOSTNAME", restartPolicy="Never")
+    await lab.phase(name, "Succeeded")
+    assert (await logs(lab, name)).split() == ["a" * 62, "a" * 62]
+    await lab.end(name)
+
+
 async def test_a_file_of_a_volume_is_mounted_where_a_file_is_or_where_nothing_is(lab):
     await lab.start_agent()
     volumes = [{"name": "data", "emptyDir": {}}]
@@ -265,21 +291,6 @@ async def test_a_force_deleted_pod_is_stopped_and_forgotten(lab):
     await lab.stop_agent()
 
 
-async def test_draining_stops_pods_and_unmounts_but_keeps_the_objects(lab):
-    async with lab.one_pod(on_stop="drain"):
-        await lab.stop_agent()
-        assert lab.mounted() == []
-        assert (await lab.client.get(Pod, "p1", "default")).status.phase == "Running"
-        agent = await lab.start_agent()
-        await lab.until(
-            lambda: any(c.is_running for w in agent.pods.workers.values() for a in w.containers.values() for c in a)
-        )
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-        await lab.stop_agent()
-
-
 async def test_commands_run_inside_over_a_web_socket(lab, monkeypatch):
     agent = await lab.start_agent()
     await lab.pod(claim="", container={"env": [{"name": "WHO", "value": "me"}]})
@@ -292,7 +303,7 @@ async def test_commands_run_inside_over_a_web_socket(lab, monkeypatch):
         async with session.get(f"{base}/pods") as from_root:
             assert from_root.status == 200
         with monkeypatch.context() as someone_else:
-            someone_else.setattr(auth, "owner_of_peer", lambda _request: 1000)
+            someone_else.setattr(auth, "is_root_outside_of_pods", lambda _transport: False)
             async with session.get(f"{base}/pods") as refused:
                 assert refused.status == 401
         async with session.get(f"{base}/healthz") as healthy:
@@ -470,7 +481,7 @@ async def test_a_container_copies_no_mount_of_the_host_but_its_own_volumes(lab):
         await lab.phase("other", "Running")
         await lab.pod("p1", "c2", command="cut -d' ' -f5 /proc/self/mountinfo", restartPolicy="Never")
         await lab.phase("p1", "Succeeded")
-        seen = [line for line in (await logs(lab, "p1")).splitlines() if not line.startswith("/sys")]
+        seen = [line for line in (await logs(lab, "p1")).splitlines() if not line.startswith(("/sys", "/proc/"))]
         assert sorted(seen) == ["/", "/data", "/dev/pts", "/proc"]
         for name in ("p1", "other"):
             await lab.delete(name)
@@ -575,3 +586,47 @@ async def test_a_container_has_the_rights_that_it_asks_for_also_in_exec(lab):
     await lab.delete("p1")
     await lab.gone("p1")
     await lab.stop_agent()
+
+
+async def test_a_volume_is_mounted_inside_one_that_is_read_only_to_its_pod(lab):
+    await lab.client.create(ConfigMap, {"metadata": {"name": "m"}, "data": {"key": "value"}}, "default")
+    await lab.start_agent()
+    await lab.pod(
+        "p1",
+        claim="",
+        command="cd /etc/app; cat key; echo made > data/x && cat data/x; touch y || echo not here",
+        restartPolicy="Never",
+        volumes=[{"name": "outer", "configMap": {"name": "m"}}, {"name": "inner", "emptyDir": {}}],
+        mounts=[
+            {"name": "outer", "mountPath": "/etc/app", "readOnly": True},
+            {"name": "inner", "mountPath": "/etc/app/data"},
+        ],
+    )
+    await lab.phase("p1", "Succeeded")
+    said = await logs(lab, "p1")
+    assert "valuemade" in said
+    assert "not here" in said
+    await lab.delete("p1")
+    await lab.gone("p1")
+    await lab.stop_agent()
+
+
+async def test_a_pod_that_cannot_run_here_gets_no_volume_from_the_next_agent_either(lab):
+    await lab.driver_object()
+    async with lab.driver() as driver:
+        await lab.volume()
+        await lab.start_agent()
+        await lab.pod("p1", container={"image": "nginx"})
+
+        async def told():
+            statuses = (await lab.client.get(Pod, "p1", "default")).status.container_statuses
+            return statuses and statuses[0].state["waiting"]["reason"] == "ErrImagePull"
+
+        await lab.until(told, what="the image refused")
+        await lab.crash_agent()
+        agent = await lab.start_agent()  # it returns when the agent is ready, and so has said what it wants
+        assert agent.volumes.world.desired == {}
+        assert driver.named("NodeStageVolume") == []
+        await lab.delete("p1")
+        await lab.gone("p1")
+        await lab.stop_agent()

@@ -56,6 +56,9 @@ class NothingToFetch:
     async def grow_at_mount(self, use, volume):
         return Outcome()
 
+    def forget(self, name):
+        """Nothing ever grew."""
+
 
 class Calls(list):
     """A driver's calls; a rule that one of them breaks is noted before it does any harm."""

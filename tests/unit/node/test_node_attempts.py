@@ -1,12 +1,17 @@
 """Attempts at containers, read back from what they left on disk and in their control group."""
 
+import errno
 import json
+import os
 
 import pytest
 
+from moorage.host.boot import boot_id
+from moorage.node.pods import record
 from moorage.node.pods.attempts import attempts_of
 from moorage.node.pods.cgroups import Cgroups
-from moorage.node.pods.runtime import Container
+from moorage.node.pods.record import DRAINED
+from moorage.node.pods.runtime import Container, read_state
 
 
 @pytest.fixture
@@ -70,6 +75,43 @@ def test_each_kill_for_want_of_memory_belongs_to_one_attempt(tmp_path, left, kil
 
 def test_an_end_that_says_why_is_not_put_down_to_memory(tmp_path, left):
     unknown = left(0, {}, exit_code=137, reason="ContainerStatusUnknown")
-    code = left(1, {}, exit_code=3, finished=2.0)
-    found = attempts_of({"a": [unknown, code]}, groups(tmp_path, kills=7))["a"]
-    assert (found.previous.reason, found.reason) == ("ContainerStatusUnknown", "")
+    found = attempts_of({"a": [unknown]}, groups(tmp_path, kills=7))["a"]
+    assert found.reason == "ContainerStatusUnknown"
+
+
+def test_a_container_that_outlived_a_child_without_memory_ended_for_want_of_it_all_the_same(tmp_path, left):
+    found = attempts_of({"a": [left(0, {}, exit_code=3, finished=2.0)]}, groups(tmp_path, kills=1))["a"]
+    assert (found.exit_code, found.reason) == (3, "OOMKilled")
+
+
+def test_a_kill_for_want_of_memory_is_remembered_when_its_group_is_gone(tmp_path, left):
+    """As after a reboot: groups are made anew, and count from nothing."""
+    killed = left(0, {}, started=1.0, finished=2.0, exit_code=137)
+    attempts_of({"a": [killed]}, groups(tmp_path, kills=1))
+
+    found = Container("u", "a", 0, killed.directory, killed.log, read_state(killed.directory))
+    nothing = Cgroups("n1", [(1, tmp_path / "made-anew")])
+    newest = attempts_of({"a": [found]}, nothing)["a"]
+    assert (newest.reason, newest.exit_code, newest.finished) == ("OOMKilled", 137, 2.0)
+
+
+def test_a_kill_is_told_of_also_where_it_cannot_be_written_down(tmp_path, left, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(record, "write", full)
+    killed = left(0, {}, started=1.0, finished=2.0, exit_code=137)
+    assert attempts_of({"a": [killed]}, groups(tmp_path, kills=1))["a"].reason == "OOMKilled"
+
+
+@pytest.mark.parametrize(("spec", "is_of_this"), [({}, True), ({"boot": boot_id()}, True), ({"boot": "other"}, False)])
+def test_an_attempt_tells_whether_the_machine_was_started_since(tmp_path, left, spec, is_of_this):
+    found = attempts_of({"a": [left(0, spec, exit_code=0, finished=2.0)]}, groups(tmp_path, kills=0))["a"]
+    assert found.is_of_this_boot == is_of_this
+
+
+def test_an_attempt_tells_whether_a_stopped_agent_has_ended_it(tmp_path, left):
+    container, cgroups = left(0, {}, exit_code=0, finished=2.0), groups(tmp_path, kills=0)
+    assert not attempts_of({"a": [container]}, cgroups)["a"].is_drained
+    (container.directory / DRAINED).touch()
+    assert attempts_of({"a": [container]}, cgroups)["a"].is_drained

@@ -211,6 +211,23 @@ def test_a_program_that_does_not_run_here_is_not_used(tmp_path, content, mode):
     assert run(made, lambda plan: shell(plan, "echo still here")) == (0, "still here\n")
 
 
+def test_what_is_executed_can_be_written_to_by_nobody():
+    """A container can make whoever enters it execute this program once more, and open it."""
+    made, executed = compiled(), []
+
+    def write(plan):
+        shell(plan, "exit 0")
+        executed.append(made._program)
+
+    assert run(made, write) == (0, "")
+    assert not os.path.samefile(executed[0], PROGRAM)
+    assert int(executed[0].rpartition("/")[2]) >= 16  # where no descriptor of a plan is put
+    before = Path(executed[0]).read_bytes()
+    with pytest.raises(PermissionError), open(executed[0], "r+b", buffering=0) as file:
+        file.write(b"x")
+    assert Path(executed[0]).read_bytes() == before == Path(PROGRAM).read_bytes()
+
+
 def program(path, text, mode):
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\necho {text}\n")

@@ -182,3 +182,12 @@ def test_options_are_read_as_kubectl_and_the_official_client_write_them():
     )
     assert log_options_from({"sinceTime": "1970-01-01T00:01:00Z"}, 100.0) == LogOptions(since=60.0)
     assert log_options_from({"stream": "", "tailLines": ""}, 100.0) == LogOptions()
+
+
+def test_all_lines_of_a_moment_have_its_time(tmp_path):
+    log = ContainerLog(str(tmp_path / "0.log"))
+    log.add("stderr", b"a\n\nb\nc")
+    log.add("stderr", b"")
+    lines = (tmp_path / "0.log").read_bytes().splitlines()
+    assert [line.split(b" ", 1)[1] for line in lines] == [b"stderr F a", b"stderr F ", b"stderr F b", b"stderr P c"]
+    assert len({line.split(b" ")[0] for line in lines[:3]}) == 1

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.core import Pod, PodStatus
 from moorage.node.pods.lifecycle import Attempt, Decision, decide
 from moorage.node.pods.report import condition_of, status_of
 
@@ -247,3 +247,36 @@ def test_a_gate_keeps_the_pod_from_being_ready_but_not_its_containers(known, rea
     said = conditions(told(found, {"a": running()}))
     assert (said["Ready"][0], said["Ready"][2]) == ready
     assert said["ContainersReady"] == YES
+
+
+def by_api(status):
+    """The status as the API server gives it back."""
+    return {
+        key: value for key, value in status.items() if key in ("phase", "containerStatuses", "initContainerStatuses")
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "attempts"),
+    [
+        pytest.param(pod("Never"), {"a": ended(0)}, id="ended well"),
+        pytest.param(pod("OnFailure"), {"a": ended(0, number=3, previous=ended(7))}, id="ended well in the end"),
+        pytest.param(pod("Never", init=("i", SIDE)), {"i": ended(0), "s": ended(143), "a": ended(5)}, id="with init"),
+        pytest.param(pod("Never", init=("i", "j")), {"i": ended(0), "j": ended(2)}, id="not begun"),
+    ],
+)
+def test_how_containers_ended_is_still_told_when_their_records_are_lost(found, attempts):
+    first = told(found, attempts, decide(found, attempts, now=102.0))
+    known = msgspec.structs.replace(found, status=msgspec.convert(by_api(first), PodStatus))
+    again = told(known, {}, over(first["phase"]))
+    assert by_api(again) == by_api(first)
+    assert conditions(again) == conditions(first)
+
+
+def test_a_container_that_ran_when_its_record_was_lost_has_an_unknown_end():
+    status = told(pod(main=("a", "b")), {"a": ended(0), "b": running()}, Decision(phase="Running"))
+    known = pod(main=("a", "b"), status=by_api(status))
+    assert states(told(known, {}, over("Failed"))) == {
+        "a": "terminated/Completed/0",
+        "b": "terminated/ContainerStatusUnknown/137",
+    }

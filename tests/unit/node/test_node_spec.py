@@ -1,16 +1,22 @@
 """A container's environment, arguments and identity, from what its pod says."""
 
+import asyncio
 import base64
 import os
+import threading
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from moorage.kube.objects.core import ConfigMap, Pod, Secret
-from moorage.node.layout import Layout
+from moorage.kube.objects.core import ConfigMap, Pod, PodVolume, Secret
+from moorage.node import looks
+from moorage.node.layout import Layout, PodUid, VolumeName
 from moorage.node.pods import spec
 from moorage.node.pods.sandbox import KEPT_CAPABILITIES
 from moorage.node.pods.spec import BadContainer, SpecMaker, api_variables, expand, identity
+from moorage.node.volumes.plain import PlainBody
+from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
 
 MAPS = {"cfg": {"K": "v", "L": "w"}}
 SECRETS = {"sec": {"p": "pass", "K": "secret"}}
@@ -30,6 +36,18 @@ class Objects:
 class Volumes:
     def use_named(self, _uid, _name):
         return object()
+
+
+class HostPath:
+    """One volume of every pod."""
+
+    def __init__(self, path):
+        volume = msgspec.convert({"name": "v", "hostPath": {"path": str(path)}}, PodVolume)
+        source = PlainSource("kubernetes.io/host-path", "v", PlainBody(volume, Pod()))
+        self._use = Use(VolumeName("v"), PodRef(PodUid("u"), "ns", "p"), source, ("v",))
+
+    def use_named(self, _uid, _name):
+        return self._use
 
 
 def maker(tmp_path):
@@ -166,6 +184,9 @@ async def test_rights_are_kept_and_dropped_by_name(tmp_path):
     assert await kept(drop=["ALL"], add=["NET_BIND_SERVICE", "CAP_SYS_ADMIN"]) == [10, 21]
     assert await kept(drop=["mknod"]) == sorted(KEPT_CAPABILITIES - {27})
     assert await kept(add=["ALL"]) == list(range(41))
+    assert await kept(add=["ALL"], drop=["SYS_MODULE", "SYS_ADMIN"]) == sorted({*range(41)} - {16, 21})
+    assert await kept(add=["ALL", "CHOWN"], drop=["ALL"]) == [0]
+    assert await kept(add=["SYS_ADMIN"], drop=["SYS_ADMIN"]) == sorted(KEPT_CAPABILITIES - {21})
     with pytest.raises(BadContainer, match="SYS_NONSENSE") as raised:
         await kept(add=["SYS_NONSENSE"])
     assert raised.value.reason == "CreateContainerError"
@@ -203,3 +224,118 @@ async def test_the_pod_has_the_last_word_on_where_the_api_server_is(tmp_path):
     assert document["env"]["SEEN"] == "api.example:1"
     assert document["env"]["KUBERNETES_SERVICE_HOST"] == "other.example"
     assert document["argv"][-1] == "other.example"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("p", "p"),
+        ("a" * 63, "a" * 63),
+        ("a" * 64, "a" * 63),
+        ("a" * 62 + "-" + "b" * 20, "a" * 62),
+        ("a" * 60 + ".-." + "b", "a" * 60),
+    ],
+)
+async def test_a_host_has_the_name_of_its_pod_as_far_as_a_host_may(tmp_path, name, shown):
+    found = msgspec.convert({**msgspec.to_builtins(pod()), "metadata": {"name": name, "uid": "u"}}, Pod)
+    document = await maker(tmp_path).make(found, found.spec.containers[0], [])
+    assert document["hostname"] == document["env"]["HOSTNAME"] == shown
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2775, 0o1777, 0o700])
+async def test_a_sub_path_that_is_missing_is_made_as_open_as_its_volume(tmp_path, mode):
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v").chmod(mode)
+    places = [{"name": "v", "mountPath": "/whole"}, {"name": "v", "mountPath": "/part", "subPath": "a/b"}]
+    found = pod(volumeMounts=places)
+    specs = SpecMaker(Layout(tmp_path), Objects(), HostPath(tmp_path / "v"), "10.0.0.7")
+    whole, part = (await specs.make(found, found.spec.containers[0], []))["mounts"]
+    assert part["sub_path_mode"] == mode & 0o777
+    assert "sub_path_mode" not in whole
+
+
+@pytest.mark.parametrize("asked", [{"subPath": "a"}, {"mountPropagation": "HostToContainer"}])
+async def test_a_volume_that_hangs_holds_up_nobody_and_is_asked_by_one_at_a_time(tmp_path, monkeypatch, asked):
+    """`stat` of a filesystem whose server does not answer returns when that does."""
+    answers, questions = threading.Event(), []
+    (tmp_path / "v").mkdir()
+    found = pod(volumeMounts=[{"name": "v", "mountPath": "/v", **asked}])
+    specs = SpecMaker(Layout(tmp_path), Objects(), HostPath(tmp_path / "v"), "10.0.0.7")
+    monkeypatch.setattr(looks, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(spec, "_ensure_propagates", lambda path, _wanted: os.stat(path))
+    real = os.stat
+
+    def stat(path, **how):
+        if str(path) == str(tmp_path / "v"):
+            questions.append(threading.current_thread())
+            assert threading.current_thread() is not threading.main_thread(), "the whole agent would stop"
+            answers.wait(30)
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    for _ in range(3):
+        with pytest.raises(BadContainer, match=f"{tmp_path}/v does not answer") as raised:
+            await specs.make(found, found.spec.containers[0], [])
+        assert raised.value.reason == "CreateContainerError"
+    assert len(questions) == 1
+    answers.set()
+    async with asyncio.timeout(30):
+        while not (made := await _made_or_not(specs, found)):
+            await asyncio.sleep(0)
+    assert made["mounts"][0]["source"] == str(tmp_path / "v")
+
+
+async def _made_or_not(specs, found):
+    try:
+        return await specs.make(found, found.spec.containers[0], [])
+    except BadContainer:
+        return None
+
+
+class Claimed:
+    """One claim, which every volume of a pod is."""
+
+    def use_named(self, _uid, _name):
+        return Use(VolumeName("v"), PodRef(PodUid("u"), "ns", "p"), CsiSource("d", "h", "pv"), ("a", "b", "c"))
+
+
+def with_volumes(found, *volumes):
+    held = msgspec.structs.replace(found.spec, volumes=msgspec.convert(volumes, list[PodVolume]))
+    return msgspec.structs.replace(found, spec=held)
+
+
+async def test_a_volume_is_read_only_as_the_pod_says_under_each_name(tmp_path):
+    found = with_volumes(
+        pod(volumeMounts=[{"name": name, "mountPath": f"/{name}"} for name in "abc"]),
+        {"name": "a", "persistentVolumeClaim": {"claimName": "c1"}},
+        {"name": "b", "persistentVolumeClaim": {"claimName": "c1", "readOnly": True}},
+        {"name": "c", "csi": {"driver": "d", "readOnly": True}},
+    )
+    document = await SpecMaker(Layout(tmp_path), Objects(), Claimed(), "").make(found, found.spec.containers[0], [])
+    assert {one["target"]: one["read_only"] for one in document["mounts"]} == {"/a": False, "/b": True, "/c": True}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "is_read_only"),
+    [("secret", True), ("configmap", True), ("projected", True), ("downward-api", True), ("empty-dir", False)],
+)
+async def test_what_the_agent_fills_with_objects_nobody_else_writes_to(tmp_path, plugin, is_read_only):
+    volumes = HostPath(tmp_path)
+    source = PlainSource(f"kubernetes.io/{plugin}", "v", PlainBody(PodVolume(name="v"), Pod()))
+    volumes._use = replace(volumes._use, source=source)
+    found = pod(volumeMounts=[{"name": "v", "mountPath": "/v"}])
+    document = await SpecMaker(Layout(tmp_path), Objects(), volumes, "").make(found, found.spec.containers[0], [])
+    assert document["mounts"][0]["read_only_last"] == is_read_only
+
+
+async def test_what_is_no_block_device_any_more_is_not_handed_to_a_container(tmp_path):
+    layout = Layout(tmp_path)
+    path = layout.block_map("pv", PodUid("u"))
+    path.parent.mkdir(parents=True)
+    path.touch()  # where the device was mounted
+    found = with_volumes(
+        pod(volumeDevices=[{"name": "a", "devicePath": "/dev/x"}]),
+        {"name": "a", "persistentVolumeClaim": {"claimName": "c1"}},
+    )
+    with pytest.raises(BadContainer, match="no block device"):
+        await SpecMaker(layout, Objects(), Claimed(), "").make(found, found.spec.containers[0], [])

@@ -1,6 +1,7 @@
 """What is known of the attempts at a pod's containers, as values to decide and report with.
 
-Owns: reading state, specification and control group of an attempt. Decides nothing.
+Owns: reading state, specification and control group of an attempt, and writing down what only the group tells, which
+does not outlive the machine's run. Decides nothing.
 Start reading at: `attempts_of`.
 """
 
@@ -8,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from moorage.host.boot import boot_id
+from moorage.log import get_logger
 from moorage.node.pods.cgroups import Cgroups
-from moorage.node.pods.housekeeping import spec_of
 from moorage.node.pods.lifecycle import Attempt
-from moorage.node.pods.runtime import Container
+from moorage.node.pods.record import DRAINED
+from moorage.node.pods.runtime import Container, read_spec, write_state
 
-_KILLED = 137
+log = get_logger(__name__)
 
 
 def attempts_of(containers: Mapping[str, Sequence[Container]], cgroups: Cgroups) -> dict[str, Attempt]:
@@ -31,10 +34,11 @@ def attempts_of(containers: Mapping[str, Sequence[Container]], cgroups: Cgroups)
 
 def _attempt(container: Container, following: Container | None, previous: Attempt | None, cgroups: Cgroups) -> Attempt:
     state: dict[str, Any] = container.state
-    spec = {} if container.is_running else spec_of(container.directory)
+    spec = {} if container.is_running else read_spec(container.directory)
     reason = str(state.get("reason") or "")
-    if not reason and state.get("exit_code") == _KILLED and _was_out_of_memory(container, spec, following, cgroups):
+    if not reason and container.is_ended and _was_out_of_memory(container, spec, following, cgroups):
         reason = "OOMKilled"
+        _record(container, reason)
     return Attempt(
         number=container.attempt,
         is_running=container.is_running,
@@ -45,6 +49,8 @@ def _attempt(container: Container, following: Container | None, previous: Attemp
         reason=reason,
         message=str(state.get("message") or ""),
         streak=int(spec.get("streak") or 0),
+        is_drained=not container.is_running and (container.directory / DRAINED).exists(),
+        is_of_this_boot=spec.get("boot") in (None, boot_id()),
         id=container.id,
         previous=previous,
     )
@@ -58,5 +64,13 @@ def _was_out_of_memory(
     if following is None:
         kills = cgroups.oom_kills(container.uid, container.name)
     else:
-        kills = int(spec_of(following.directory).get("oom_kills") or 0)
+        kills = int(read_spec(following.directory).get("oom_kills") or 0)
     return kills > int(spec.get("oom_kills") or 0)
+
+
+def _record(container: Container, reason: str) -> None:
+    container.state["reason"] = reason
+    try:
+        write_state(container.directory, container.state)
+    except OSError as error:  # full or read-only: known for as long as this agent or the group is there
+        log.warning("why a container was killed is not recorded", container=container.id, reason=str(error))

@@ -4,26 +4,27 @@ Owns: finding containers of an earlier agent, and removing a pod's directory onc
 Start reading at: `find_containers`, `remove_pod_directory`.
 """
 
-import json
+import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from moorage.host import mountinfo
 from moorage.node.layout import Layout, PodUid
-from moorage.node.pods.runtime import Container
+from moorage.node.pods.runtime import Container, read_spec
 from moorage.node.removal import MountInTheWay, remove_empty, remove_empty_tree, remove_tree
 from moorage.node.volumes import leftovers
+from moorage.node.volumes.observe import past_dead_mounts
 
 
 def find_containers(layout: Layout) -> dict[PodUid, dict[str, list[Container]]]:
     """Every attempt at every container that is recorded on disk, oldest first."""
     found: dict[PodUid, dict[str, list[Container]]] = {}
-    for pod in _directories(layout.pods):
+    for pod in _directories(layout, layout.pods):
         by_name = found.setdefault(PodUid(pod.name), {})
-        for container in _directories(layout.containers_of(pod.name)):
-            attempts = sorted((int(one.name), one) for one in _directories(container) if one.name.isdecimal())
+        for container in _directories(layout, layout.containers_of(pod.name)):
+            attempts = sorted((int(one.name), one) for one in _directories(layout, container) if one.name.isdecimal())
             by_name[container.name] = [
-                Container(pod.name, container.name, number, directory, Path(spec_of(directory).get("log", "")))
+                Container(pod.name, container.name, number, directory, Path(read_spec(directory).get("log", "")))
                 for number, directory in attempts
             ]
     return found
@@ -31,21 +32,20 @@ def find_containers(layout: Layout) -> dict[PodUid, dict[str, list[Container]]]:
 
 def pod_directories(layout: Layout) -> list[PodUid]:
     """The pods that have a directory here."""
-    return [PodUid(one.name) for one in _directories(layout.pods)]
+    return [PodUid(one.name) for one in _directories(layout, layout.pods)]
 
 
-def _directories(above: Path) -> list[Path]:
-    """What somebody else has put beside them is not ours, and no reason to do nothing at all."""
-    return [one for one in above.iterdir() if one.is_dir()] if above.is_dir() else []
+def _directories(layout: Layout, above: Path) -> list[Path]:
+    """What somebody else has put beside them is not ours, and no reason to do nothing at all; nor is a dead mount."""
+    with past_dead_mounts(layout, above), suppress(FileNotFoundError, NotADirectoryError):
+        return [above / name for name in os.listdir(above) if _is_directory(layout, above / name)]
+    return []
 
 
-def spec_of(directory: Path) -> dict[str, Any]:
-    """The specification of an attempt, as far as it was written."""
-    try:
-        found = json.loads((directory / "spec.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return dict(found) if isinstance(found, dict) else {}
+def _is_directory(layout: Layout, path: Path) -> bool:
+    with past_dead_mounts(layout, path):
+        return path.is_dir()
+    return False
 
 
 def remove_attempt(container: Container) -> None:

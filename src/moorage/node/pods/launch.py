@@ -42,6 +42,8 @@ _HEAD = struct.Struct("=qq")  # the address of the steps, and how many there are
 _FAILURE = struct.Struct("=ii")  # which step, and the error
 _WORD = 8
 _CLOSE_AT_EXEC = 4
+_MFD_EXEC, _F_SEAL_EXEC = 0x10, 0x20
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.argtypes, _syscall.restype = (ctypes.c_long,) * 7, ctypes.c_long
@@ -177,10 +179,11 @@ class Calls(NamedTuple):
 
 
 class Launcher:
-    """Starts processes that do as planned: with the program, where it was compiled and runs; else by forking."""
+    """Starts processes that do as planned: with the program, where it was compiled and runs; else by forking. What is
+    executed is a copy of the program that nobody can write to: a container can open whatever has entered it."""
 
     def __init__(self, program: str = PROGRAM) -> None:
-        self._program = program
+        self._program = _sealed(program)
         self._memory = mmap.mmap(-1, _ROOM, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         if not self._runs():
@@ -231,7 +234,7 @@ class Launcher:
         return pid
 
     def _runs(self) -> bool:
-        if not self._program or not os.access(self._program, os.X_OK):
+        if not self._program:
             return False
         with open(os.devnull, "wb") as nobody:
             plan = self.plan(nobody.fileno())
@@ -240,6 +243,23 @@ class Launcher:
                 return os.waitpid(self.launch(plan), 0)[1] == 0
             except OSError:  # made for another machine
                 return False
+
+
+def _sealed(program: str) -> str:
+    """Where a copy of a program can be executed, by this process and its children; nowhere, if there is none."""
+    if not program or not os.access(program, os.X_OK):
+        return ""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd, seals = os.memfd_create("launcher", flags | _MFD_EXEC), _SEALS | _F_SEAL_EXEC
+    except OSError:  # a kernel that does not know of it has no need of it
+        fd, seals = os.memfd_create("launcher", flags), _SEALS
+    with open(program, "rb") as file, open(fd, "wb") as copy:
+        copy.write(file.read())
+        copy.flush()
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        with open(f"/proc/self/fd/{fd}", "rb") as sealed:  # what is open for writing is not executed
+            return f"/proc/self/fd/{fcntl.fcntl(sealed.fileno(), fcntl.F_DUPFD_CLOEXEC, _ABOVE_FD)}"
 
 
 def errors(*numbers: int) -> int:

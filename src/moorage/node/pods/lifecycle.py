@@ -15,6 +15,7 @@ BACKOFF_MAX_S = 300.0
 STEADY_S = 600.0  # a container that ran this long has its back-off forgotten
 START_RETRY_S = 10.0
 CRASH_LOOP = "CrashLoopBackOff"
+IMAGE_ERROR = "ErrImagePull"
 START_ERROR = "StartError"  # the reason of an attempt whose program was never executed
 IMAGE = "host"
 
@@ -32,6 +33,8 @@ class Attempt:
     reason: str = ""
     message: str = ""
     streak: int = 0  # attempts in a row that ended too soon
+    is_of_this_boot: bool = True
+    is_drained: bool = False  # ended by an agent that was stopped: its exit code says nothing of its work
     id: str = ""
     previous: "Attempt | None" = None
 
@@ -50,28 +53,6 @@ class Decision:
 def is_host_image(image: str) -> bool:
     """`host`, with or without a tag: the only image there is without a container runtime."""
     return image.partition(":")[0] == IMAGE
-
-
-def unsupported(pod: Pod) -> list[str]:
-    """What the pod asks for that this agent does not do, in words; it runs all the same."""
-    found = []
-    for container in (*pod.spec.init_containers, *pod.spec.containers):
-        probes = [
-            name
-            for name, probe in (
-                ("livenessProbe", container.liveness_probe),
-                ("readinessProbe", container.readiness_probe),
-                ("startupProbe", container.startup_probe),
-            )
-            if probe
-        ]
-        if probes:
-            found.append(f"container {container.name}: {', '.join(probes)} not run by this node agent")
-        if container.stdin or container.tty:
-            found.append(f"container {container.name}: stdin and tty are empty, this node agent serves no attach")
-        if container.lifecycle:
-            found.append(f"container {container.name}: lifecycle hooks are not run by this node agent")
-    return found
 
 
 def foreign_images(pod: Pod) -> dict[str, str]:
@@ -100,7 +81,10 @@ class _Round:
     waiting: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def begin(self, container: Container) -> None:
-        """Start a container that does not run, now or when its back-off is over."""
+        """Start a container that does not run, now or when its back-off is over; one of another image never."""
+        if not is_host_image(container.image):
+            self.waiting[container.name] = (IMAGE_ERROR, foreign_images(self.pod)[container.name])
+            return
         attempt = self.attempts.get(container.name)
         due = _due(attempt)
         if due <= self.now:
@@ -120,18 +104,26 @@ def decide(pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision:
     """The next step for a pod whose volumes are there."""
     policy = pod.spec.restart_policy or "Always"
     found = _Round(pod, attempts, now)
-    has_run = any(one.name in attempts for one in pod.spec.containers)
+    has_run = any(one.name in attempts and attempts[one.name].is_of_this_boot for one in pod.spec.containers)
+    if not has_run and any(not one.is_of_this_boot for one in attempts.values()):
+        main = _decide_main(_Round(pod, attempts, now), policy)
+        if main.is_over:
+            return main
     for container in pod.spec.init_containers:
         attempt = attempts.get(container.name)
+        is_once = not is_sidecar(container) and (container.restart_policy or policy) == "Never"
+        if attempt is not None and not attempt.is_of_this_boot and not has_run and not is_once:
+            found.begin(container)  # what it has prepared may be gone with the machine's memory
+            return found.decision("Pending")
         if is_sidecar(container):
             if attempt is None or not attempt.is_running:
                 found.begin(container)
                 if not has_run:  # the first time, nothing that follows begins without it
                     return found.decision("Pending")
             continue
-        if attempt is not None and attempt.exit_code == 0:
+        if attempt is not None and attempt.exit_code == 0 and not attempt.is_drained:
             continue
-        if attempt is not None and not attempt.is_running and (container.restart_policy or policy) == "Never":
+        if attempt is not None and not attempt.is_running and not _restarts(container, policy, attempt):
             return Decision(phase="Failed", is_over=True)
         if attempt is None or not attempt.is_running:
             found.begin(container)
@@ -140,31 +132,35 @@ def decide(pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision:
 
 
 def _decide_main(found: _Round, policy: str) -> Decision:
-    codes: list[int] = []
+    ended: list[Attempt] = []
     for container in found.pod.spec.containers:
         attempt = found.attempts.get(container.name)
         if attempt is not None and attempt.is_running:
             continue
-        if (
-            attempt is not None
-            and attempt.exit_code is not None
-            and not _restarts(container.restart_policy or policy, attempt)
-        ):
-            codes.append(attempt.exit_code)
+        if attempt is not None and attempt.exit_code is not None and not _restarts(container, policy, attempt):
+            ended.append(attempt)
             continue
         found.begin(container)
-    if len(codes) == len(found.pod.spec.containers):
-        return Decision(phase="Failed" if any(codes) else "Succeeded", is_over=True)
+    if len(ended) == len(found.pod.spec.containers):
+        is_failed = any(one.exit_code or one.is_drained for one in ended)
+        return Decision(phase="Failed" if is_failed else "Succeeded", is_over=True)
     return found.decision("Running")
 
 
-def _restarts(policy: str, attempt: Attempt) -> bool:
-    return policy == "Always" or (policy == "OnFailure" and attempt.exit_code != 0)
+def _restarts(container: Container, of_pod: str, attempt: Attempt) -> bool:
+    """A container's own rules count before its own policy, and that before its pod's."""
+    for rule in container.restart_policy_rules:
+        codes = rule.get("exitCodes") or {}
+        is_listed = attempt.exit_code in (codes.get("values") or ())
+        if rule.get("action") == "Restart" and is_listed == (codes.get("operator") == "In"):
+            return True
+    policy = container.restart_policy or of_pod
+    return policy == "Always" or (policy == "OnFailure" and (attempt.exit_code != 0 or attempt.is_drained))
 
 
 def next_streak(attempt: Attempt | None) -> int:
     """The streak of the attempt that follows."""
-    if attempt is None:
+    if attempt is None or attempt.is_drained:
         return 0
     return 1 if attempt.finished - attempt.started >= STEADY_S else attempt.streak + 1
 

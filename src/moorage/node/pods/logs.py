@@ -25,9 +25,9 @@ class ContainerLog:
     def add(self, stream: str, data: bytes) -> None:
         text = self._partial[stream] + data
         *lines, rest = text.split(b"\n")
-        out = b"".join(_line(stream, b"F", line) for line in lines)
+        out = _lines(stream, b"F", lines) if lines else b""
         if rest and (not data or len(rest) > _LONGEST_LINE):
-            out += _line(stream, b"P", rest)
+            out += _lines(stream, b"P", [rest])
             rest = b""
         self._partial[stream] = rest
         if out:
@@ -36,7 +36,7 @@ class ContainerLog:
     def close(self) -> None:
         for stream, rest in self._partial.items():
             if rest:
-                self._write(_line(stream, b"P", rest))
+                self._write(_lines(stream, b"P", [rest]))
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -60,7 +60,9 @@ class ContainerLog:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
 
 
-def _line(stream: str, flag: bytes, text: bytes) -> bytes:
+def _lines(stream: str, flag: bytes, lines: list[bytes]) -> bytes:
+    """All of this moment: a time for each would cost more than the rest, where a program floods its log."""
     now = time.time_ns()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 10**9))
-    return f"{stamp}.{now % 10**9:09d}Z {stream} ".encode() + flag + b" " + text + b"\n"
+    head = f"{stamp}.{now % 10**9:09d}Z {stream} ".encode() + flag + b" "
+    return head + (b"\n" + head).join(lines) + b"\n"

@@ -1,7 +1,8 @@
 """What is known of a container on disk, and how a process is told from another that has its number.
 
 With the standard library only: used by the agent and by the process whose children containers are.
-Owns: how `state.json` is written. In it, `pid` is the container's first process and `shim` its parent, the supervisor.
+Owns: how `state.json` is written. In it, `pid` is the container's first process, `start` when it was started, and
+`shim` its parent, the supervisor.
 Start reading at: `write`.
 """
 
@@ -11,6 +12,8 @@ import os
 from typing import Any
 
 _CHUNK = 65536
+ELSEWHERE = "elsewhere"  # a request that is too long for a message: it is in a file that comes with it
+DRAINED = "drained"  # a file beside the specification: the agent ended it to be stopped, not for anything it did
 ABANDONED = "abandoned"  # a file beside the specification: the agent does not wait for this start any more
 
 

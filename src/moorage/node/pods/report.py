@@ -14,6 +14,7 @@ from typing import Any
 from moorage.kube.objects.core import Container, Pod
 from moorage.kube.objects.meta import timestamp_text
 from moorage.node.pods.lifecycle import Attempt, Decision, is_sidecar
+from moorage.node.pods.unsupported import NO_EPHEMERAL
 
 _NOT_FOUND = "The container could not be located when the pod was terminated"
 
@@ -35,6 +36,7 @@ def status_of(
     init = [_container_status(one, pod, attempts, decision, is_init=True) for one in pod.spec.init_containers]
     main = [_container_status(one, pod, attempts, decision, is_init=False) for one in pod.spec.containers]
     if decision.is_over:
+        _keep_ends(pod, init, main, attempts)
         _end_all(pod, init, main, attempts)
     phase = _phase(pod, attempts, decision)
     status: State = {
@@ -51,10 +53,20 @@ def status_of(
         status["observedGeneration"] = pod.metadata.generation
     if init:
         status["initContainerStatuses"] = init
+    if pod.spec.ephemeral_containers:
+        status["ephemeralContainerStatuses"] = [_not_run(one) for one in pod.spec.ephemeral_containers]
     if reason or pod.status.reason:
         status["reason"] = reason or None
         status["message"] = message or None
     return status
+
+
+def _not_run(container: Mapping[str, Any]) -> State:
+    """So that `kubectl debug`, which waits for it, says why."""
+    waiting = {"reason": "CreateContainerError", "message": NO_EPHEMERAL}
+    name, image = str(container.get("name")), str(container.get("image"))
+    found = {"name": name, "image": image, "imageID": "", "restartCount": 0, "ready": False}
+    return {**found, "state": {"waiting": waiting}}
 
 
 def _phase(pod: Pod, attempts: Mapping[str, Attempt], decision: Decision) -> str:
@@ -111,6 +123,18 @@ def _terminated(attempt: Attempt) -> State:
     if attempt.message:
         body["message"] = attempt.message
     return {"terminated": body}
+
+
+def _keep_ends(pod: Pod, init: list[State], main: list[State], attempts: Mapping[str, Attempt]) -> None:
+    """How a container has ended is not taken back when nothing else than the status knows of it any more."""
+    known = {one.name: one for one in (*pod.status.init_container_statuses, *pod.status.container_statuses)}
+    for status in (*init, *main):
+        last = known.get(status["name"])
+        if last is not None and last.state.get("terminated") and status["name"] not in attempts:
+            status["state"], status["lastState"] = last.state, last.last_state
+            status["ready"], status["restartCount"] = last.ready, last.restart_count
+            if last.container_id:
+                status["containerID"] = last.container_id
 
 
 def _end_all(pod: Pod, init: list[State], main: list[State], attempts: Mapping[str, Attempt]) -> None:

@@ -31,6 +31,8 @@ _EMPTY = (("tmp", 0o1777), ("var/tmp", 0o1777), ("run", 0o755))  # what others l
 _OPAQUE = "trusted.overlay.opaque"
 _PROPAGATION = {"HostToContainer": kernel.MS_SLAVE, "Bidirectional": kernel.MS_SHARED}
 _PLACE = "/proc"  # a directory that every root has, to mount on before the root is changed
+_OF_THE_MACHINE = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")  # not of the container alone
+_HARMLESS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _ATTR_RDONLY = 1
 _ATTRIBUTES = struct.Struct("=QQQQ")  # to set, to clear, propagation, and a user namespace
 _HOW = struct.Struct("=QQQ")  # of openat2: flags, mode, what a path may lead through
@@ -94,11 +96,16 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> None:
     else:
         options = "newinstance,ptmxmode=0666,mode=0620,gid=5"
         _mount(plan, "devpts", "dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
+        if spec.get("read_only_root"):
+            _mount(plan, "shm", "dev/shm", "tmpfs", _HARMLESS, "mode=1777,size=64m")
     plan.do("pivot_root", ".", ".", text="pivot_root")
     plan.do("umount2", ".", kernel.MNT_DETACH, text="leave the host's root")
     _change_to(plan, "/")
     for volume, tree in zip(spec["mounts"], trees, strict=True):
         _place_volume(plan, volume, tree)
+    for volume in spec["mounts"]:
+        if volume.get("read_only_last"):  # once others have been mounted in it
+            _make_read_only(plan, volume["target"], recursive=False)
     for device in spec.get("devices", []):
         _place_device(plan, device)
     name = str(spec["hostname"])[:63]
@@ -107,7 +114,11 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> None:
 
 def finish(plan: Plan, spec: dict[str, Any]) -> None:
     """Its view of processes, and the last word on writing."""
-    _mount(plan, "proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    _mount(plan, "proc", "/proc", "proc", _HARMLESS)
+    if not spec.get("privileged"):
+        for path in _OF_THE_MACHINE:
+            plan.do("mount", path, path, 0, kernel.MS_BIND, 0, accept=_MISSING, skip=1, text=f"keep {path}")
+            _make_read_only(plan, path, recursive=False)
     if spec.get("cwd"):  # here, where it may be made whoever the program runs as
         _make_directories(plan, spec["cwd"])
     if spec.get("read_only_root"):
@@ -205,7 +216,7 @@ def _make_read_only(plan: Plan, path: str, *, recursive: bool) -> None:
 
 def _attach(plan: Plan, tree: Result, target: str) -> None:
     text = f"mount volume at {target}"
-    plan.do("move_mount", tree, "", AT_FDCWD, target, libc.FROM_EMPTY_PATH, text=text)
+    plan.do("move_mount", tree, "", AT_FDCWD, target, libc.FROM_EMPTY_PATH | libc.TO_FOLLOWS_LINKS, text=text)
     plan.do("close", tree, text=text)
 
 

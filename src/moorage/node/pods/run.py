@@ -30,6 +30,7 @@ class PodManager:
         self._tasks: dict[PodUid, asyncio.Task[None]] = {}
         self._new: asyncio.Queue[PodWorker] = asyncio.Queue()
         self._has_begun = False
+        self._is_draining = False
 
     def recover(self) -> None:
         """Take up containers that run or ended while no agent was there; their volumes are held."""
@@ -67,6 +68,8 @@ class PodManager:
             return
         uid = PodUid(pod.uid)
         is_new = uid not in self.workers
+        if is_new and self._is_draining:
+            return  # it is the next agent's, or nobody's: here it would be started and left running
         if is_new and (new is None or (_MIRROR in pod.annotations and not pod.is_deleting)):
             return
         worker = self._worker(uid)
@@ -127,15 +130,15 @@ class PodManager:
                 await self._tools.volumes.sweep()
             except OSError as error:
                 log.warning("directories cannot be looked through", reason=str(error))
+            except Exception:  # the next look may go better
+                log.exception("looking through directories failed unexpectedly")
 
     async def run(self) -> None:
         """Until cancelled; containers go on then."""
         sweeping = asyncio.create_task(self._sweep_forever(), name="orphaned directories")
         try:
             while True:
-                worker = await self._new.get()
-                task = asyncio.create_task(self._attend(worker), name=f"pod {worker.uid}")
-                self._tasks[worker.uid] = task
+                self._start(await self._new.get())
                 # What is under way goes before what is new: of hundreds of pods that come at once the first have their
                 # volumes while the last are being looked at, and the driver is at work from the beginning.
                 await asyncio.sleep(0)
@@ -145,8 +148,21 @@ class PodManager:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _start(self, worker: PodWorker) -> None:
+        self._tasks[worker.uid] = asyncio.create_task(self._attend(worker), name=f"pod {worker.uid}")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process of any pod runs here."""
+        of_all = (attempts for worker in self.workers.values() for attempts in worker.containers.values())
+        return any(container.is_running for attempts in of_all for container in attempts)
+
     async def drain(self, timeout_s: float) -> bool:
-        """Stop every pod and unmount its volumes, leaving the objects alone; False when time ran out."""
+        """Stop every pod and unmount its volumes, leaving the objects alone; False when time ran out. Pods that come
+        from now on are not taken up."""
+        self._is_draining = True
+        while not self._new.empty():
+            self._start(self._new.get_nowait())
         for worker in self.workers.values():
             worker.is_draining = True
             worker.wake()

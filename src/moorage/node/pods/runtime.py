@@ -7,6 +7,7 @@ Start reading at: `Runtime.start`, `Runtime.find`.
 
 import array
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -20,14 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from moorage.errors import MoorageError
+from moorage.host.boot import boot_id
 from moorage.log import get_logger
-from moorage.node.pods import launch, record
+from moorage.node.pods import launch, record, remains
+from moorage.node.pods.lifecycle import START_ERROR
 from moorage.node.pods.record import ABANDONED, parent_of, start_ticks
 
 log = get_logger(__name__)
 
 _START_TIMEOUT_S = 30.0
 _LEAVE_S = 2.0
+_LONGEST_MESSAGE = 1 << 15
 _END_FIRST_S, _END_LAST_S = 0.001, 0.5  # between looks at how a container has ended, while that is being written
 
 
@@ -100,8 +104,7 @@ class Runtime:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 answer = await reply.line()
         except TimeoutError:
-            (container.directory / ABANDONED).touch()  # should it come up after all, it ends at once
-            if not (container.directory / "state.json").exists():  # its supervisor hangs: the next one has another
+            if not _give_up(container.directory):  # its supervisor hangs: the next one has another
                 self._leave_supervisor()
             raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
         finally:
@@ -115,6 +118,10 @@ class Runtime:
     def find(self, container: Container) -> bool:
         """Take up a container that an earlier agent started: follow it if it runs, read how it ended if not. False if
         it was never started: the agent went after it had written down what to start."""
+        if (container.directory / ABANDONED).exists():
+            _give_up(container.directory)
+            container.state = _not_started(read_state(container.directory))
+            return True
         self._found_until = self._found_until or time.monotonic() + _START_TIMEOUT_S
         _wait_for_start(container.directory, self._found_until)
         if not (container.directory / "state.json").exists():
@@ -157,22 +164,13 @@ class Runtime:
         self._left = [one for one in (*self._left, left) if one is not None and not one.is_over]
 
     def _signal(self, container: Container, number: signal.Signals) -> None:
-        """To the container's first process. As long as it is a child of its supervisor, its number is its
-        own."""
+        """To the container's first process."""
         if container.pidfd < 0:
             return
-        pid = int(container.state.get("pid") or 0)
         try:
-            pidfd = os.pidfd_open(pid)
-        except (ProcessLookupError, OSError, ValueError):
-            return
-        try:
-            if parent_of(pid) == container.state["shim"]:
-                signal.pidfd_send_signal(pidfd, number)
-        except (ProcessLookupError, FileNotFoundError) as gone:
+            signal.pidfd_send_signal(container.pidfd, number)
+        except ProcessLookupError as gone:
             log.debug("container ended by itself", container=container.id, reason=str(gone))
-        finally:
-            os.close(pidfd)
 
     def _follow(self, container: Container) -> None:
         try:
@@ -180,8 +178,11 @@ class Runtime:
         except (OSError, ValueError):
             pidfd = -1
         if pidfd >= 0 and not _is_attended(container.state):
-            os.close(pidfd)
-            pidfd = -1
+            if _is_left_alone(container.state):  # not for long, and nothing is started beside it
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            else:
+                os.close(pidfd)
+                pidfd = -1
         if pidfd < 0:  # it is over already, maybe since a moment ago: what was written last counts
             container.state = read_state(container.directory) or container.state
             self._ended(container)
@@ -213,22 +214,36 @@ class Runtime:
 
     def _ended(self, container: Container) -> None:
         if not container.is_ended:  # its supervisor was killed, and the container with it
-            container.state |= {"exit_code": 137, "signal": 9, "reason": "ContainerStatusUnknown"}
+            if not _is_followed_by_another(container):
+                remains.end(read_spec(container.directory))
+            end = {"exit_code": 137, "signal": 9, "reason": "ContainerStatusUnknown", "finished": time.time()}
+            container.state |= end
             try:
                 write_state(container.directory, container.state)
             except OSError as error:  # full or read-only: the next agent finds out by itself
                 log.warning("end of a container is not recorded", container=container.id, reason=str(error))
         self._on_end(container)
 
+    def _lost(self, supervisor: int) -> None:
+        """The kernel kills the containers of a supervisor that dies, but for those that have changed their user."""
+        for container in list(self._followed.values()):
+            if container.state.get("shim") == supervisor:
+                self.kill(container)
+
     async def _ask(self, request: Mapping[str, Any], streams: list[int]) -> "Reply":
+        data = json.dumps(request).encode()
         read, write = os.pipe()
         os.set_blocking(read, False)
+        fds = [*streams, write]
         try:
+            if len(data) > _LONGEST_MESSAGE:
+                fds.insert(-1, _in_memory(data))
+                data = json.dumps({"op": record.ELSEWHERE}).encode()
             for attempt in (1, 2):
                 control = await self._connected()
                 try:
                     async with self._sending:
-                        await _send(control, json.dumps(request).encode(), [*streams, write])
+                        await _send(control, data, fds)
                     break
                 except OSError as error:
                     if attempt == 2:
@@ -238,7 +253,8 @@ class Runtime:
             os.close(read)
             raise
         finally:
-            os.close(write)
+            for fd in fds[len(streams) :]:
+                os.close(fd)
         return Reply(read)
 
     async def _connected(self) -> socket.socket:
@@ -248,7 +264,7 @@ class Runtime:
             self._leave_supervisor()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                self._supervisor = _Supervisor(theirs, self._hide)
+                self._supervisor = _Supervisor(theirs, self._hide, self._lost)
             except OSError:
                 ours.close()
                 raise
@@ -262,7 +278,7 @@ class Runtime:
 class _Supervisor:
     """The process whose children the containers are. It outlives this one."""
 
-    def __init__(self, control: socket.socket, hide: Sequence[str]) -> None:
+    def __init__(self, control: socket.socket, hide: Sequence[str], on_end: Callable[[int], None]) -> None:
         control.set_inheritable(True)
         script = str(Path(__file__).with_name("supervisor.py"))
         arguments = ("-I", "-S", "-B", script, str(control.fileno()), str(os.getpid()), launch.PROGRAM, *hide)
@@ -271,6 +287,7 @@ class _Supervisor:
         self.is_over = False
         self._pidfd = os.pidfd_open(self.pid)
         self._over = asyncio.Event()
+        self._on_end = on_end
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
     def _reap(self) -> None:
@@ -279,6 +296,7 @@ class _Supervisor:
         os.waitpid(self.pid, 0)
         self.is_over = True
         self._over.set()
+        self._on_end(self.pid)
 
     async def leave(self, patience_s: float) -> None:
         """Wait a little for its end; it goes on for as long as its containers do."""
@@ -325,8 +343,12 @@ class Reply:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
+    return _read(directory / "state.json")
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((directory / "state.json").read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return dict(found) if isinstance(found, dict) else {}
@@ -335,6 +357,45 @@ def read_state(directory: Path) -> dict[str, Any]:
 def write_state(directory: Path, state: Mapping[str, Any]) -> None:
     if directory.is_dir():
         record.write(str(directory / "state.json"), dict(state))
+
+
+def read_spec(directory: Path) -> dict[str, Any]:
+    """The specification of an attempt, as far as it was written."""
+    return _read(directory / "spec.json")
+
+
+def _is_followed_by_another(container: Container) -> bool:
+    """Whether there is a later attempt, whose processes are in the same control group."""
+    names = os.listdir(container.directory.parent) if container.directory.parent.is_dir() else []
+    return any(name.isdecimal() and int(name) > container.attempt for name in names)
+
+
+def _give_up(directory: Path) -> bool:
+    """End a start that hangs, whenever that is over: its process executes nothing any more. False if there is none, and
+    none will be: the supervisor writes the state and then looks whether it was given up, and here it is the other way
+    round."""
+    with contextlib.suppress(OSError):  # on a full disk; then no process is without a record either
+        (directory / ABANDONED).touch()
+    state = read_state(directory)
+    if not state:
+        return False
+    if "exit_code" not in state and (_is_attended(state) or _is_left_alone(state)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(state["pid"]), signal.SIGKILL)
+    return True
+
+
+def _not_started(state: Mapping[str, Any]) -> dict[str, Any]:
+    now = time.time()
+    message = f"it did not start in {_START_TIMEOUT_S:g} s"
+    return {"started": now, **state, "exit_code": 128, "reason": START_ERROR, "message": message, "finished": now}
+
+
+def _in_memory(data: bytes) -> int:
+    fd = os.memfd_create("request")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    return fd
 
 
 def _private(path: str, flags: int) -> int:
@@ -371,6 +432,15 @@ def _is_attended(state: Mapping[str, Any]) -> bool:
     """Whether the container's first process is there, maybe as a zombie, as a child of the process that started it."""
     try:
         return parent_of(int(state["pid"])) == state["shim"] and _is_supervised(state)
+    except (OSError, KeyError, ValueError, IndexError):
+        return False
+
+
+def _is_left_alone(state: Mapping[str, Any]) -> bool:
+    """Whether the container's first process goes on without the process that has started it: the kernel kills it then,
+    unless it has changed its user."""
+    try:
+        return state["boot"] == boot_id() and bool(start_ticks(int(state["pid"])) == state["start"])
     except (OSError, KeyError, ValueError, IndexError):
         return False
 

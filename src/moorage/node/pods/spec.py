@@ -7,11 +7,12 @@ Start reading at: `SpecMaker.make`.
 import base64
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from moorage.errors import MoorageError
@@ -20,14 +21,18 @@ from moorage.kube.objects.core import ConfigMap, Container, Pod, PodSecurityCont
 from moorage.kube.quantity import BadQuantity
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
+from moorage.node.looks import DoesNotAnswer, look
 from moorage.node.pods.sandbox import KEPT_CAPABILITIES
 from moorage.node.volumes.csi import is_dead
 from moorage.node.volumes.fetch import Fetch
-from moorage.node.volumes.plain import PlainBody
+from moorage.node.volumes.plain import OF_OBJECTS, PlainBody
 from moorage.node.volumes.run import VolumeManager
 from moorage.node.volumes.world import CsiSource, PlainSource, Use
 
+R = TypeVar("R")
+
 _MS_SHARED = 1 << 20
+_HOSTNAME_MAX = 63
 _PASSWD = "/etc/passwd"
 # By number, from linux/capability.h.
 _CAPABILITIES = (
@@ -38,6 +43,7 @@ _CAPABILITIES = (
     "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
     "CHECKPOINT_RESTORE",
 )  # fmt: skip
+_ALL = frozenset(range(len(_CAPABILITIES)))
 _REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
 
 
@@ -99,10 +105,10 @@ class SpecMaker:
             raise BadContainer("CreateContainerError", f"container {container.name}: no command specified")
         security = container.security_context or {}
         privileged = bool(security.get("privileged"))
-        mounts = [self._mount(pod, container, one, env, privileged) for one in container.volume_mounts]
+        mounts = [await self._mount(pod, container, one, env, privileged) for one in container.volume_mounts]
         mounts.sort(key=lambda one: str(one["target"]).rstrip("/").count("/"))
         who = identity(pod.spec.security_context, security, container.name)
-        hostname = pod.spec.hostname or pod.name
+        hostname = hostname_of(pod)
         return {
             "argv": argv,
             "env": {"HOSTNAME": hostname, "HOME": _account(who["uid"]).home, **env},
@@ -139,7 +145,7 @@ class SpecMaker:
                 env[name] = expand(str(one.get("value") or ""), env)
         return env
 
-    def _mount(
+    async def _mount(
         self, pod: Pod, container: Container, mount: VolumeMount, env: Mapping[str, str], privileged: bool
     ) -> dict[str, Any]:
         use = self._volumes.use_named(PodUid(pod.uid), mount.name)
@@ -157,15 +163,20 @@ class SpecMaker:
             )
         path = self.path_of(use)
         if propagation != "None":
-            _ensure_propagates(path, propagation)
-        return {
+            await _asked(path, f"does it propagate {propagation}", lambda: _ensure_propagates(path, propagation))
+        is_filled = _is_written_by_agent(use)
+        found = {
             "source": str(path),
             "target": "/" + mount.mount_path.strip("/"),
-            "read_only": mount.read_only,
+            "read_only": not is_filled and (mount.read_only or _is_read_only(pod, mount.name)),
+            "read_only_last": is_filled,
             "recursive_read_only": mount.recursive_read_only in ("Enabled", "IfPossible"),
             "sub_path": sub_path,
             "propagation": propagation,
         }
+        if sub_path:  # a missing one is made as open as the volume; the group is inherited, if the volume says so
+            found["sub_path_mode"] = await _asked(path, "its mode", lambda: os.stat(path).st_mode & 0o777)
+        return found
 
     def path_of(self, use: Use) -> Path:
         """Where a volume is on the host."""
@@ -191,9 +202,12 @@ class SpecMaker:
             use = self._volumes.use_named(PodUid(pod.uid), one.name)
             if use is None or not isinstance(use.source, CsiSource):
                 raise BadContainer("CreateContainerConfigError", f"volume {one.name} is not there")
-            status = os.stat(self._layout.block_map(use.source.spec_name, use.pod.uid))
+            path = self._layout.block_map(use.source.spec_name, use.pod.uid)
+            status, is_read_only = os.stat(path), _is_read_only(pod, one.name)
+            if not stat.S_ISBLK(status.st_mode):
+                raise BadContainer("CreateContainerError", f"volume {one.name}: no block device is at {path} any more")
             found.append(
-                {"path": one.device_path, "number": status.st_rdev, "read_only": use.read_only, "gid": use.fs_group}
+                {"path": one.device_path, "number": status.st_rdev, "read_only": is_read_only, "gid": use.fs_group}
             )
         return found
 
@@ -238,22 +252,55 @@ class SpecMaker:
         return dict(found.data)
 
 
+async def _asked(path: Path, what: str, question: Callable[[], R]) -> R:
+    try:
+        return await look(path, what, question)
+    except DoesNotAnswer as error:
+        raise BadContainer("CreateContainerError", str(error)) from None
+
+
+def _is_written_by_agent(use: Use) -> bool:
+    """Secrets and the like: whoever else could write there would tell the agent where to write. But other volumes may
+    be mounted in them, for which the container's first process makes the places."""
+    return isinstance(use.source, PlainSource) and use.source.plugin in OF_OBJECTS
+
+
+def _is_read_only(pod: Pod, name: str) -> bool:
+    """As the pod says of the volume under this name, for it may have another one."""
+    volume = next((one for one in pod.spec.volumes if one.name == name), None)
+    held = (volume.persistent_volume_claim or volume.csi) if volume is not None else None
+    return held is not None and held.read_only
+
+
+def hostname_of(pod: Pod) -> str:
+    """A pod may have a longer name than a host; what is left of it must be a host's name as well."""
+    return (pod.spec.hostname or pod.name)[:_HOSTNAME_MAX].rstrip("-.")
+
+
 def capabilities(security: Mapping[str, Any]) -> dict[str, list[int]]:
-    """What a container keeps of root's rights, where it says more than nothing about them."""
+    """What a container keeps of root's rights, where it says more than nothing about them. As runtimes have it, ALL is
+    what single names are added to and dropped from, and what is dropped stays dropped."""
     asked = security.get("capabilities") or {}
     if not asked:
         return {}
-    dropped, added = _numbers(asked.get("drop")), _numbers(asked.get("add"))
-    return {"capabilities": sorted((KEPT_CAPABILITIES - dropped) | added)}
+    dropped, added = _words(asked.get("drop")), _words(asked.get("add"))
+    base = _ALL if "ALL" in added else KEPT_CAPABILITIES
+    if "ALL" in dropped:
+        base = frozenset()
+    return {"capabilities": sorted((base | _numbers(added)) - _numbers(dropped))}
 
 
-def _numbers(names: list[str] | None) -> set[int]:
+def _words(names: list[str] | None) -> set[str]:
     words = {str(name).upper().removeprefix("CAP_") for name in names or ()}
     unknown = words - {"ALL", *_CAPABILITIES}
     if unknown:
         shown = ", ".join(sorted(unknown))
         raise BadContainer("CreateContainerError", f"unknown capabilities: {shown}")
-    return {number for number, name in enumerate(_CAPABILITIES) if name in words or "ALL" in words}
+    return words
+
+
+def _numbers(words: set[str]) -> set[int]:
+    return {number for number, name in enumerate(_CAPABILITIES) if name in words}
 
 
 def _ensure_propagates(path: Path, wanted: str) -> None:

@@ -31,13 +31,15 @@ from typing import Any
 # The interpreter is started without site packages; only the package's own, empty parents are imported on the way.
 sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
-from moorage.node.pods import enter, kernel, launch, record, rootfs, sandbox
+from moorage.host.boot import boot_id
+from moorage.node.pods import enter, kernel, launch, record, remains, rootfs, sandbox
 from moorage.node.pods.logs import ContainerLog
 
-_LARGEST = 1 << 18
-_MOST_FDS = 4
+_LARGEST = 1 << 16
+_MOST_FDS = 5
 _CHUNK = 65536
-_LAST_CHUNKS = 32  # what a pipe may hold when its writers are gone
+_SAID = 16384  # of output at a time: others want to be heard, too
+_LAST_CHUNKS = 128  # what a pipe may hold when its writers are gone
 _COLLECT_AFTER = 64  # ended containers
 
 
@@ -75,7 +77,7 @@ class Supervisor:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._containers: set[_Container] = set()
         self._ended = 0
-        self._me = {"shim": os.getpid(), "shim_start": record.start_ticks(os.getpid())}
+        self._me = {"shim": os.getpid(), "shim_start": record.start_ticks(os.getpid()), "boot": boot_id()}
         self._watch(control.fileno(), self._asked)
 
     def run(self) -> None:
@@ -131,6 +133,9 @@ class Supervisor:
         *streams, reply = fds
         try:
             request = json.loads(data)
+            if request["op"] == record.ELSEWHERE:
+                request = json.loads(record.content_of(f"/proc/self/fd/{streams[-1]}"))
+                os.close(streams.pop())
             if request["op"] == "run":
                 self._start(request["spec"], reply)
             else:
@@ -164,6 +169,9 @@ class Supervisor:
         """All that may hang or fail for this container alone is done in its own process."""
         (out, out_write), (err, err_write), (fail, fail_write), (go_read, go) = _pipes(4)
         try:
+            if spec.get("uid"):  # its program may open them once more, by name
+                for fd in (out_write, err_write):
+                    os.fchown(fd, spec["uid"], -1)
             given = {"go": go_read, "template": self._template.namespace, "origin": self._origin.process}
             plan = self._launcher.plan(fail_write, **given, out=out_write, err=err_write)
             waits = sandbox.write(plan, spec, self._template, self._origin)
@@ -180,14 +188,25 @@ class Supervisor:
         finally:
             for fd in (out_write, err_write, fail_write, go_read):
                 os.close(fd)
-        container = _Container(spec, pid, reply, lock)
+        try:
+            container = _Container(spec, pid, reply, lock)
+        except OSError:  # too many files are open here
+            for fd in (out, err, fail, go):
+                os.close(fd)
+            _end_child(pid)
+            raise
         container.plan, container.waits = plan, waits
-        container.state = {**self._me, "pid": pid, "started": time.time()}
+        container.state = {**self._me, "pid": pid, "start": record.start_ticks(pid), "started": time.time()}
         for fd in (out, err, fail):
             os.set_blocking(fd, False)
         container.fail, container.streams = fail, {out: "stdout", err: "stderr"}
         try:
             record.write(spec["state"], container.state)
+            directory = os.path.dirname(spec["state"])
+            if not os.path.isdir(directory) or os.path.exists(f"{directory}/{record.ABANDONED}"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(spec["state"])
+                raise OSError(errno.ESRCH, "nobody waits for it any more")
         except OSError:  # without a record nobody would ever end it
             os.kill(pid, signal.SIGKILL)
             for fd in (out, err, fail):
@@ -203,14 +222,22 @@ class Supervisor:
     def _enter(self, request: dict[str, Any], streams: list[int], reply: int) -> None:
         pid = os.fork()
         if pid:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:  # too many files are open here
+                _end_child(pid)
+                raise
             os.close(reply)
-            pidfd = os.pidfd_open(pid)
             self._watch(pidfd, lambda: self._reap(pid, pidfd))
             return
         status = 1
         try:
             for fd in (*self._handlers, self._poll.fileno()):
                 os.close(fd)
+            for container in self._containers:
+                if container.plan is not None:  # it is being started: who waits for it must not wait for this one
+                    os.close(container.reply)
+                    os.close(container.lock)
             os.setsid()
             status = enter.run(request, streams, reply, self._launcher, self._origin)
         except BaseException as error:
@@ -241,10 +268,8 @@ class Supervisor:
 
     def _up(self, container: _Container) -> None:
         container.plan = None
-        is_heard = _answer(container.reply, {"state": container.state})
+        _answer(container.reply, {"state": container.state})  # if nobody hears it, the next agent takes this up
         self._let_go(container)
-        if not is_heard and os.path.exists(f"{os.path.dirname(container.spec['state'])}/{record.ABANDONED}"):
-            os.kill(container.pid, signal.SIGKILL)  # else the agent is gone, and the next one takes this up
 
     def _let_go(self, container: _Container) -> None:
         fcntl.flock(container.lock, fcntl.LOCK_UN)  # closing would not do: a fork that hangs may have it open as well
@@ -254,7 +279,7 @@ class Supervisor:
     def _said(self, container: _Container, fd: int) -> bool:
         """Takes one piece of output; False when there is none now."""
         try:
-            data = os.read(fd, _CHUNK)
+            data = os.read(fd, _SAID)
         except BlockingIOError:
             return False
         container.log.add(container.streams[fd], data)
@@ -270,6 +295,7 @@ class Supervisor:
             return
         if container.fail >= 0:
             self._heard(container)
+        remains.end(container.spec)
         # Once the first process is gone everything in its PID namespace is: what is in the pipes is all there is.
         for fd in list(container.streams):
             for _ in range(_LAST_CHUNKS):
@@ -323,17 +349,18 @@ def _pipes(count: int) -> list[tuple[int, int]]:
     return made
 
 
+def _end_child(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def _words_of(error: BaseException) -> str:
     return str(error) if isinstance(error, launch.Unusable) else f"{type(error).__name__}: {error}"
 
 
-def _answer(reply: int, message: dict[str, Any]) -> bool:
-    """Whether somebody waits for it."""
-    try:
-        os.write(reply, json.dumps(message).encode())
-    except BrokenPipeError:
-        return False
-    return True
+def _answer(reply: int, message: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+        os.write(reply, json.dumps(message).encode() + b"\n")
 
 
 def _receive(control: socket.socket) -> tuple[bytes | None, list[int]]:

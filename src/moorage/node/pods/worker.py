@@ -1,6 +1,7 @@
 """One pod on this node, from its first sight to its last trace.
 
-Owns: the pod's containers and the order of its end: processes, then volumes, then directories, then the object.
+Owns: the pod's containers and the order of its end: processes, then volumes, then logs and control groups, then its
+directory, then the object.
 Start reading at: `PodWorker.run`, `PodWorker.sync`.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from moorage.errors import MoorageError
+from moorage.host.boot import boot_id
 from moorage.kube.client import Client
 from moorage.kube.errors import ApiError, Conflict, NotFound
 from moorage.kube.events import Recorder
@@ -32,12 +34,13 @@ from moorage.node.pods.lifecycle import (
     first_to_end,
     foreign_images,
     next_streak,
-    unsupported,
 )
+from moorage.node.pods.record import DRAINED
 from moorage.node.pods.report import status_of
 from moorage.node.pods.runtime import Container, ContainerFailed, NotCreated, Runtime
 from moorage.node.pods.spec import BadContainer, SpecMaker
 from moorage.node.pods.status import StatusWriter
+from moorage.node.pods.unsupported import unsupported
 from moorage.node.volumes.run import VolumeManager
 
 log = get_logger(__name__)
@@ -89,7 +92,8 @@ class PodWorker:
         self._over_reason = ("", "")
         self._config_errors: dict[str, tuple[str, str]] = {}
         self._is_prepared = False
-        self._looked_after: set[tuple[str, int]] = set()
+        self._looked_after: dict[str, int] = {}  # container -> attempt
+        self._unsupported_told: set[str] = set()
         self._backed_off: dict[str, int] = {}  # the attempt after which a back-off was last told of
         self._asked: dict[str, float] = {}  # containers that were asked to end, and when
 
@@ -125,31 +129,33 @@ class PodWorker:
         pod = self.pod
         if pod is None or self.is_gone or self.is_draining or pod.is_deleting or self._is_over(pod):
             return await self._terminate()
-        return await self._advance(pod)
+        return self._by_deadline(pod, await self._advance(pod))
 
     def newest(self, name: str) -> Container | None:
         attempts = self.containers.get(name)
         return attempts[-1] if attempts else None
+
+    def may_run(self, pod: Pod) -> bool:
+        """Whether any of its containers was, or could be, started here: else its volumes are not needed."""
+        return any(self.containers.values()) or bool(decide(pod, {}, self._tools.clock()).start)
 
     # Forward.
 
     async def _advance(self, pod: Pod) -> float | None:
         if not self._is_prepared:
             self._prepare(pod)
-        foreign = foreign_images(pod)
-        if foreign:
-            waiting = {name: ("ErrImagePull", text) for name, text in foreign.items()}
-            attempts = self._attempts()
-            self._tell(pod, Decision(phase="Running" if attempts else "Pending", waiting=waiting), attempts)
-            return None
+        self._tell_unsupported(pod)
         tools = self._tools
-        tools.volumes.want(pod)
         now = tools.clock()
         attempts = self._attempts()
         decision = decide(pod, attempts, now)
         if decision.is_over:
-            self._over = decision
+            self._end(decision, attempts)
             return 0.0
+        if not attempts and not decision.start:  # none of its images is here: its volumes are not needed
+            self._tell(pod, decision, attempts)
+            return None
+        tools.volumes.want(pod)
         await self._look_after_volumes(decision.start)
         if not tools.volumes.is_mounted(pod):
             waiting_phase = decision.phase if attempts else "Pending"
@@ -162,7 +168,7 @@ class PodWorker:
             attempts = self._attempts()
             decision = decide(pod, attempts, tools.clock())
             if decision.is_over:  # already; but a sidecar may still run
-                self._over = decision
+                self._end(decision, attempts)
                 return 0.0
         held = self._config_errors
         self._tell(pod, Decision((), None, decision.phase, {**decision.waiting, **held}), attempts)
@@ -170,34 +176,42 @@ class PodWorker:
         times = [] if decision.look_again_at is None else [max(0.0, decision.look_again_at - tools.clock())]
         if held or decision.start:
             times.append(_CONFIG_RETRY_S if set(decision.start) <= {*tried, *held} else 0.0)
-        deadline = self._deadline(pod)
-        if deadline is not None:
-            times.append(max(0.05, deadline - tools.clock()))
         return min(times, default=None)
+
+    def _by_deadline(self, pod: Pod, again_s: float | None) -> float | None:
+        """Whatever a pod waits for, it is come back to when its time is over."""
+        deadline = self._deadline(pod)
+        if deadline is None:
+            return again_s
+        left = max(0.05, deadline - self._tools.clock())
+        return left if again_s is None else min(again_s, left)
 
     async def _look_after_volumes(self, names: tuple[str, ...]) -> None:
         """A container that is started once more must not find an empty directory where its volume was. Once for each
         attempt: a driver may publish without mounting anything."""
-        due = {(name, self.containers[name][-1].attempt) for name in names if self.containers.get(name)}
-        if due - self._looked_after:
+        due = {name: self.containers[name][-1].attempt for name in names if self.containers.get(name)}
+        if not due.items() <= self._looked_after.items():
             self._looked_after |= due
             await self._tools.volumes.publish_again(self.uid, self._tools.specs.is_lost)
 
     def _tell_back_off(self, pod: Pod, decision: Decision, attempts: Mapping[str, Attempt]) -> None:
         for name, (reason, _) in decision.waiting.items():
-            number = attempts[name].number
-            if reason == CRASH_LOOP and self._backed_off.get(name) != number:
-                self._backed_off[name] = number
+            if reason == CRASH_LOOP and self._backed_off.get(name) != attempts[name].number:
+                self._backed_off[name] = attempts[name].number
                 text = f"Back-off restarting failed container {name} in pod {pod.name}_{pod.namespace}({pod.uid})"
                 self._tools.recorder.warning(_part(pod, name), "BackOff", text)
 
     def _prepare(self, pod: Pod) -> None:
         self._is_prepared = True
         self._tools.cgroups.prepare(pod)
-        for text in unsupported(pod):
-            self._tools.recorder.warning(pod, "Unsupported", text)
         for name, text in foreign_images(pod).items():
             self._tools.recorder.warning(_part(pod, name), "Failed", f"Failed to pull image: {text}")
+
+    def _tell_unsupported(self, pod: Pod) -> None:
+        for text in unsupported(pod):
+            if text not in self._unsupported_told:
+                self._unsupported_told.add(text)
+                self._tools.recorder.warning(pod, "Unsupported", text)
 
     def _mount_patience(self, pod: Pod, now: float) -> float:
         refusals = self._tools.volumes.refusals(self.uid)
@@ -227,7 +241,7 @@ class PodWorker:
         log_file = tools.layout.logs.joinpath(f"{pod.namespace}_{pod.name}_{pod.uid}", name, f"{number}.log")
         container = Container(pod.uid, name, number, directory, log_file)
         attempts.append(container)
-        owner = {"namespace": pod.namespace, "pod": pod.name, "streak": next_streak(last)}
+        owner = {"namespace": pod.namespace, "pod": pod.name, "streak": next_streak(last), "boot": boot_id()}
         if number:  # the group outlives its attempts: what was killed before is not this one's
             owner["oom_kills"] = tools.cgroups.oom_kills(pod.uid, name)
         try:
@@ -270,19 +284,22 @@ class PodWorker:
             if pod is not None and not self.is_gone and not self.is_draining:
                 self._tell(pod, Decision(phase=self._phase(pod)), self._attempts())
             return again_s
-        if pod is not None and not self.is_gone and not self.is_draining and not self._was_ended(pod):
-            self._tell(pod, self._final(pod), self._attempts())
+        if pod is not None and not self.is_gone and not self._was_ended(pod):
+            attempts = self._attempts()
+            self._tell(pod, self._left(pod, attempts, now) or self._final(pod), attempts)
         tools.volumes.release(self.uid)
         if not tools.volumes.is_unmounted(self.uid):
             return None
         if pod is not None and not self.is_gone and not pod.is_deleting:
+            if self.is_draining:
+                await tools.statuses.flush(self.uid)  # the next agent may be long in coming
             self.is_done = self.is_draining
             return None
         if pod is not None and not self.is_gone:
             await tools.statuses.flush(self.uid)
-        housekeeping.remove_pod_directory(tools.layout, self.uid)
         housekeeping.remove_logs(tools.layout, self.uid)
         tools.cgroups.remove(self.uid)
+        housekeeping.remove_pod_directory(tools.layout, self.uid)  # last: by it the next agent knows of the rest
         if pod is not None and not self.is_gone:
             try:
                 await tools.client.delete(Pod, pod.name, pod.namespace, uid=pod.uid, grace_s=0)
@@ -309,6 +326,8 @@ class PodWorker:
         for container in running:
             if container.name in turn and container.id not in self._asked:
                 self._asked[container.id] = now
+                if pod is not None and self._is_left(pod):
+                    _mark_drained(container)
                 self._tools.runtime.stop(container)
                 if pod is not None:
                     text = f"Stopping container {container.name}"
@@ -330,10 +349,12 @@ class PodWorker:
         pod = self.pod
         if pod is None or self.is_gone:
             return _ORPHAN_GRACE_S
-        if pod.metadata.deletion_grace_period_seconds is not None:
-            return float(pod.metadata.deletion_grace_period_seconds)
-        asked = pod.spec.termination_grace_period_seconds
-        return float(asked) if asked is not None else _DEFAULT_GRACE_S
+        asked = pod.metadata.deletion_grace_period_seconds
+        if asked == 0:  # by force
+            return 0.0
+        if asked is None:
+            asked = pod.spec.termination_grace_period_seconds
+        return max(float(asked), _LEAST_GRACE_S) if asked is not None else _DEFAULT_GRACE_S
 
     # Judging.
 
@@ -351,6 +372,25 @@ class PodWorker:
             self._tools.recorder.normal(pod, *self._over_reason)
             return True
         return False
+
+    def _is_left(self, pod: Pod) -> bool:
+        """Whether it is this agent that goes, and not the pod."""
+        return self.is_draining and not self.is_gone and not pod.is_deleting and self._over is None
+
+    def _left(self, pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision | None:
+        """What is said of a pod that the next agent goes on with; None if there is nothing to go on with."""
+        if not self._is_left(pod) or pod.status.phase in ("Succeeded", "Failed"):
+            return None
+        decision = decide(pod, attempts, now)
+        if not decision.is_over:
+            return Decision(phase=self._phase(pod))
+        self._end(decision, attempts)
+        return None
+
+    def _end(self, decision: Decision, attempts: Mapping[str, Attempt]) -> None:
+        self._over = decision
+        if decision.phase == "Failed" and any(one.is_drained for one in attempts.values()):
+            self._over_reason = ("Terminated", "Pod was terminated because its node agent was stopped")
 
     def _deadline(self, pod: Pod) -> float | None:
         if pod.spec.active_deadline_seconds is None:
@@ -406,6 +446,14 @@ def _steady(status: dict[str, Any], last: dict[str, Any] | None) -> dict[str, An
         one["lastTransitionTime"] = times.get((one["type"], one["status"]), one["lastTransitionTime"])
     status["startTime"] = last["startTime"]
     return status
+
+
+def _mark_drained(container: Container) -> None:
+    """Before it is asked to end: how it ends must not be taken for what it had to say of its work."""
+    try:
+        (container.directory / DRAINED).touch()
+    except OSError as error:  # full or read-only
+        log.warning("it is not recorded that a container is stopped by us", container=container.id, reason=str(error))
 
 
 def _container_named(pod: Pod, name: str) -> ContainerSpec:

@@ -20,9 +20,8 @@ from moorage.kube.objects.core import PodSpec
 from moorage.kube.objects.meta import as_document
 from moorage.log import get_logger
 from moorage.node.layout import Layout
-from moorage.node.pods.housekeeping import spec_of
 from moorage.node.pods.run import PodManager
-from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.pods.runtime import Container, Runtime, read_spec
 from moorage.node.pods.status import StatusWriter
 from moorage.node.serve import figures
 from moorage.node.serve.auth import Gate, authority_of, server_context
@@ -164,7 +163,7 @@ class Endpoint:
             stderr=_flag(request, "stderr") or _flag(request, "error"),
             tty=_flag(request, "tty"),
         )
-        return await serve_exec(request, self._runtime, container, spec_of(container.directory), options)
+        return await serve_exec(request, self._runtime, container, read_spec(container.directory), options)
 
     async def _unsupported(self, request: web.Request) -> web.Response:
         what = Path(request.path).parts[1]

@@ -1,0 +1,329 @@
+"""Containers without an agent around them: what runs, runs once and is known; what it may do to the machine."""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from moorage.node.pods import launch, record
+from moorage.node.pods import runtime as module
+from moorage.node.pods.cgroups import find_hierarchies
+from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
+from moorage.node.removal import remove_tree
+
+pytestmark = pytest.mark.root
+
+CHANGES_USER = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000"]
+
+
+def spec(*argv, **more):
+    return {"argv": argv, "env": {}, "hostname": "h", "mounts": [], **more}
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class Bench:
+    def __init__(self, base):
+        self.base = base
+        self.runtimes = []
+        self.pids = set()
+
+    def runtime(self):
+        self.runtimes.append(Runtime(lambda _: None))
+        return self.runtimes[-1]
+
+    def container(self, name="a", number=0):
+        return Container("u1", name, number, self.base / name / str(number), self.base / "logs" / f"{name}.log")
+
+    def pid_of(self, container):
+        self.pids.add(json.loads((container.directory / "state.json").read_text())["pid"])
+        return max(self.pids)
+
+    async def ran(self, runtime, container, spec):
+        await runtime.start(container, spec)
+        while container.is_running:
+            await asyncio.sleep(0.01)
+        return [line.split(" ", 3)[3] for line in container.log.read_text().splitlines()]
+
+    def hanging(self):
+        """A control group that holds up whoever joins it, until it is read."""
+        directory = self.base / uuid.uuid4().hex
+        directory.mkdir()
+        os.mkfifo(directory / "cgroup.procs")
+        return directory
+
+    @contextlib.contextmanager
+    def answering(self, directory):
+        fd = os.open(directory / "cgroup.procs", os.O_RDONLY | os.O_NONBLOCK)
+        yield
+        os.close(fd)
+
+
+@pytest.fixture
+async def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    for runtime in made.runtimes:
+        for container in list(runtime._followed.values()):
+            runtime.kill(container)
+    for pid in made.pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+    for runtime in made.runtimes:
+        while runtime._followed:
+            await asyncio.sleep(0.01)
+        await runtime.close()
+
+
+@pytest.fixture(params=["compiled", "forked"])
+def either(request, monkeypatch):
+    if request.param == "forked":
+        monkeypatch.setattr(launch, "PROGRAM", "")
+
+
+@pytest.mark.usefixtures("either")
+async def test_a_start_is_heard_while_a_program_that_was_entered_goes_on(bench):
+    runtime, first, second, hanging = bench.runtime(), bench.container(), bench.container("b"), bench.hanging()
+    await runtime.start(first, spec("sleep", "1000"))
+    starting = asyncio.create_task(runtime.start(second, spec("sleep", "1000", cgroups=[str(hanging)])))
+    while not (second.directory / "state.json").exists():
+        await asyncio.sleep(0.01)
+    with open(os.devnull, "r+b") as null:
+        session = await runtime.enter(first, {"argv": ["sleep", "1000"], "env": {}}, [null.fileno()] * 3)
+    assert "pid" in await session.line()
+    with bench.answering(hanging):
+        async with asyncio.timeout(10):
+            await starting
+    assert second.is_running
+    session.close()
+
+
+async def test_a_fork_that_hangs_holds_up_no_other(bench, monkeypatch):
+    monkeypatch.setattr(launch, "PROGRAM", "")
+    runtime, names = bench.runtime(), ("a", "b")
+    hanging = [bench.hanging() for _ in names]
+    containers = [bench.container(name) for name in names]
+    first, second = [
+        asyncio.create_task(runtime.start(one, spec("sleep", "1000", cgroups=[str(where)])))
+        for one, where in zip(containers, hanging, strict=True)
+    ]
+    while not all((one.directory / "state.json").exists() for one in containers):
+        await asyncio.sleep(0.01)
+    with bench.answering(hanging[0]):
+        async with asyncio.timeout(10):
+            await first
+    assert not second.done()
+    with bench.answering(hanging[1]):
+        await second
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_a_start_that_was_given_up_never_runs(bench, monkeypatch, is_removed):
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
+    runtime, container, hanging = bench.runtime(), bench.container(), bench.hanging()
+    with pytest.raises(ContainerFailed, match="did not start"):
+        await runtime.start(container, spec("sleep", "1000", cgroups=[str(hanging)]))
+    pid = bench.pid_of(container)
+    if is_removed:  # the pod was deleted
+        remove_tree(container.directory)
+    with bench.answering(hanging):
+        while lives(pid):
+            assert b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            await asyncio.sleep(0.01)
+
+
+async def test_starts_that_a_supervisor_comes_to_too_late_are_not_made(bench, monkeypatch, tmp_path):
+    """It hangs itself: its disk does, or the whole machine has stood still."""
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
+    volume = tmp_path / "v"
+    volume.mkdir()
+    runtime = bench.runtime()
+    await runtime.open()
+    supervisor = runtime._supervisor.pid
+    pidfd = os.pidfd_open(supervisor)
+    os.kill(supervisor, signal.SIGSTOP)
+    mounts = [{"source": str(volume), "target": "/v"}]
+    starts = [
+        runtime.start(bench.container(f"c{number}"), spec("mkdir", f"/v/{number}", mounts=mounts))
+        for number in range(10)
+    ]
+    failures = await asyncio.gather(*starts, return_exceptions=True)
+    assert all(isinstance(one, ContainerFailed) for one in failures)
+    os.kill(supervisor, signal.SIGCONT)
+    await asyncio.to_thread(select.select, [pidfd], [], [], 30)  # it ends when it has nothing left to do
+    os.close(pidfd)
+    assert not lives(supervisor)
+    assert os.listdir(volume) == []
+
+
+async def test_a_process_of_another_boot_is_not_taken_for_a_container(bench):
+    with subprocess.Popen(["sleep", "1000"]) as bystander:
+        try:
+            container = bench.container()
+            container.directory.mkdir(parents=True)
+            (container.directory / "spec.json").write_text("{}")
+            state = {"pid": bystander.pid, "start": record.start_ticks(bystander.pid), "boot": "another"}
+            record.write(str(container.directory / "state.json"), {**state, "shim": 1, "started": 1.0})
+            assert bench.runtime().find(container)
+            assert container.is_ended
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+async def test_the_end_of_an_earlier_attempt_ends_nothing_of_the_later_one(bench, monkeypatch):
+    ended = []
+    monkeypatch.setattr(module.remains, "end", ended.append)
+    for number in (0, 1):
+        container = bench.container(number=number)
+        container.directory.mkdir(parents=True)
+        document = {"host_pid": True, "number": number}
+        (container.directory / "spec.json").write_text(json.dumps(document))
+        record.write(str(container.directory / "state.json"), {"pid": 0, "shim": 1, "started": 1.0})
+    for number in (0, 1):
+        assert bench.runtime().find(bench.container(number=number))
+    assert [one["number"] for one in ended] == [1]
+
+
+async def test_the_next_agent_does_not_wait_for_a_start_that_was_given_up(bench, monkeypatch):
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
+    container, hanging = bench.container(), bench.hanging()
+    with pytest.raises(ContainerFailed):
+        await bench.runtime().start(container, spec("sleep", "1000", cgroups=[str(hanging)]))
+    waited = []
+    monkeypatch.setattr(module, "_wait_for_start", lambda *_: waited.append(1))
+    found = bench.container()
+    assert bench.runtime().find(found)
+    assert not waited
+    assert not found.is_running
+    assert (found.state["reason"], found.exit_code) == ("StartError", 128)
+
+
+async def test_a_program_that_has_changed_its_user_goes_with_its_supervisor(bench):
+    """The kernel forgets then whose death it should die."""
+    runtime, container = bench.runtime(), bench.container()
+    await runtime.start(container, spec(*CHANGES_USER))
+    pid = bench.pid_of(container)
+    while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        await asyncio.sleep(0.01)
+    os.kill(runtime._supervisor.pid, 9)
+    async with asyncio.timeout(10):
+        while container.is_running:
+            await asyncio.sleep(0.01)
+    assert not lives(pid)
+    assert (container.exit_code, container.state["reason"]) == (137, "ContainerStatusUnknown")
+    assert container.state["finished"] > container.state["started"]
+
+
+async def test_the_next_agent_ends_one_that_has_lost_its_supervisor(bench, monkeypatch):
+    runtime, container = bench.runtime(), bench.container()
+    monkeypatch.setattr(runtime, "_lost", lambda _: None)  # this agent is gone as well
+    await runtime.start(container, spec(*CHANGES_USER))
+    pid = bench.pid_of(container)
+    while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        await asyncio.sleep(0.01)
+    os.kill(runtime._supervisor.pid, 9)
+    while not runtime._supervisor.is_over:
+        await asyncio.sleep(0.01)
+    found = bench.container()
+    assert bench.runtime().find(found)
+    async with asyncio.timeout(10):
+        while found.is_running:  # until then nothing is started beside it
+            await asyncio.sleep(0.01)
+    assert not lives(pid)
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+async def test_nothing_is_left_of_one_that_sees_the_processes_of_the_host(bench, is_supervised):
+    hierarchy = next(path for version, path in find_hierarchies() if version == 1)
+    group = hierarchy / f"moorage-test-{uuid.uuid4().hex}"
+    group.mkdir()
+    try:
+        runtime, container = bench.runtime(), bench.container()
+        document = spec("sh", "-c", "setsid sleep 1000 & echo $!; exec sleep 1000", host_pid=True, cgroups=[str(group)])
+        await runtime.start(container, document)
+        while not container.log.exists():
+            await asyncio.sleep(0.01)
+        left = int(container.log.read_text().split()[-1])
+        bench.pids.add(left)
+        if is_supervised:
+            runtime.kill(container)
+        else:
+            os.kill(runtime._supervisor.pid, 9)
+        while container.is_running:
+            await asyncio.sleep(0.01)
+        assert not lives(left)
+    finally:
+        while (group / "cgroup.procs").read_text():
+            await asyncio.sleep(0.01)
+        group.rmdir()
+
+
+@pytest.mark.usefixtures("either")
+async def test_a_long_environment_is_no_hindrance_to_entering(bench):
+    runtime, container = bench.runtime(), bench.container()
+    environment = {f"V{number}": "x" * 60_000 for number in range(8)}
+    await runtime.start(container, spec("sleep", "1000") | {"env": environment})
+    supervisor = runtime._supervisor.pid
+    read, write = os.pipe()
+    request = {"argv": ["sh", "-c", "echo ${#V7}"], "env": environment}
+    session = await runtime.enter(container, request, [write, write, write])
+    os.close(write)
+    assert "pid" in await session.line()
+    assert (await session.line())["exit_code"] == 0
+    assert os.read(read, 100) == b"60000\n"
+    assert runtime._supervisor.pid == supervisor
+    session.close()
+    os.close(read)
+
+
+async def test_a_volume_is_mounted_where_the_host_has_a_link(bench, tmp_path):
+    volume = tmp_path / "v"
+    volume.mkdir()
+    (volume / "there").write_text("x")
+    mounts = [{"source": str(volume), "target": "/var/run"}]
+    assert os.path.islink("/var/run")
+    ran = await bench.ran(bench.runtime(), bench.container(), spec("ls", "/var/run", "/run", mounts=mounts))
+    assert ran.count("there") == 2
+
+
+async def test_shared_memory_can_be_written_to_where_nothing_else_can(bench, tmp_path):
+    script = "touch /dev/shm/x && echo shared; touch /etc/x || echo not here"
+    document = spec("sh", "-c", script, read_only_root=True)
+    assert {"shared", "not here"} <= set(await bench.ran(bench.runtime(), bench.container(), document))
+    volume = tmp_path / "v"
+    volume.mkdir()
+    document["mounts"] = [{"source": str(volume), "target": "/dev/shm"}]
+    await bench.ran(bench.runtime(), bench.container("b"), document)
+    assert (volume / "x").exists()  # a volume there stays the volume
+
+
+async def test_another_user_may_open_its_streams_once_more(bench):
+    document = spec("sh", "-c", "echo one > /dev/stdout; echo two > /dev/stderr", uid=1000, gid=1000)
+    assert sorted(await bench.ran(bench.runtime(), bench.container(), document)) == ["one", "two"]
+
+
+async def test_root_without_privileges_reaches_no_disk_and_no_setting_of_the_machine(bench):
+    number = next(line.split()[:2] for line in Path("/proc/partitions").read_text().splitlines()[2:])
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text()
+    script = f"mknod /tmp/d b {' '.join(number)} && echo made; echo x > /proc/sys/kernel/core_pattern && echo set"
+    script += (
+        "; test -w /proc/sysrq-trigger && : >> /proc/sysrq-trigger && echo reached; echo 0 > /proc/self/oom_score_adj"
+    )
+    script += "; echo $?"
+    ran = await bench.ran(bench.runtime(), bench.container(), spec("sh", "-c", script))
+    assert not {"made", "set", "reached"} & set(ran), ran
+    assert ran[-1] == "0"  # what is of its own processes it may set
+    assert Path("/proc/sys/kernel/core_pattern").read_text() == pattern
