@@ -1,6 +1,7 @@
 """Commands over a WebSocket: streams, terminals, slow clients, and what is left when something fails."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -9,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from moorage.node.pods.runtime import Container, ContainerFailed
@@ -18,6 +19,7 @@ from moorage.node.serve import terminal
 from moorage.node.serve.exec import PROTOCOLS, ExecOptions, serve_exec
 from moorage.node.testing import until
 
+NOBODY = 65534
 CONTAINER = Container("u", "main", 0, Path("/nowhere"), Path("/nowhere.log"))
 
 
@@ -49,7 +51,7 @@ class Runtime:
             raise ContainerFailed(self.error)
         stdin, stdout, stderr = streams
         process = await asyncio.create_subprocess_exec(
-            *request["argv"], stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+            *request["argv"], stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True, user=request.get("uid")
         )
         self.processes.append(process)
         return Reply(process)
@@ -66,11 +68,11 @@ def shell(text, **options):
 
 @pytest.fixture
 async def run():
-    """`run(options)` gives a WebSocket to a program; `run.runtime` starts it."""
-    runtime, wanted = Runtime(), []
+    """`run(options)` gives a WebSocket to a program; `run.runtime` starts it, as `run.spec` says."""
+    runtime, wanted, spec = Runtime(), [], {}
 
     async def handle(request):
-        return await serve_exec(request, runtime, CONTAINER, {}, wanted[-1])
+        return await serve_exec(request, runtime, CONTAINER, spec, wanted[-1])
 
     app = web.Application()
     app.router.add_route("*", "/exec", handle)
@@ -80,7 +82,7 @@ async def run():
             wanted.append(options)
             return client.ws_connect("/exec", protocols=protocols)
 
-        start.runtime, start.client, start.wanted = runtime, client, wanted
+        start.runtime, start.client, start.wanted, start.spec = runtime, client, wanted, spec
         yield start
         await runtime.all_over()
 
@@ -113,6 +115,15 @@ async def test_the_newest_protocol_that_both_know_is_used(run):
     async with run(shell("true"), protocols=("v1.other", "v4.channel.k8s.io", "v5.channel.k8s.io")) as socket:
         assert socket.protocol == "v5.channel.k8s.io"
         assert (await all_of(socket))[2]["status"] == "Success"
+
+
+async def test_nothing_is_said_before_the_program_says_something(run):
+    """kubectl before 1.34 drops what comes before it has made its streams, and complains of it."""
+    async with run(shell("read line; exit 3", stdin=True)) as socket:
+        await socket.send_bytes(b"\x00over\n")
+        first = await socket.receive_bytes(timeout=60)
+    assert first[0] == 3
+    assert json.loads(first[1:])["reason"] == "NonZeroExitCode"
 
 
 async def test_input_ends_when_the_client_says_so(run):
@@ -204,6 +215,73 @@ async def test_a_client_that_leaves_takes_the_streams_with_it(run):
         before = open_files()
     await run.runtime.all_over()  # the end of its input ends the program
     assert await until(lambda: open_files() < before, what="streams closed")
+
+
+async def fill(socket):
+    """Type until the program's input, and everything on the way to it, is full."""
+    with contextlib.suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout(0.5):
+                await socket.send_bytes(b"\x00" + b"x" * 30_000)
+
+
+async def test_a_client_that_vanishes_while_nothing_of_its_input_is_read_takes_the_streams_with_it(run, monkeypatch):
+    monkeypatch.setattr(execution, "_LOOK_S", 0.05)
+    before = open_files()
+    socket = await run(shell("read _; echo; sleep 600 & wait", stdin=True))
+    await socket.send_bytes(b"\x00\n")
+    while (await socket.receive_bytes())[1:] != b"\n":
+        continue
+    await fill(socket)
+    assert open_files() > before
+    socket._response.connection.transport.abort()
+    try:
+        await until(lambda: open_files() <= before, 10, what="streams closed")
+    finally:
+        os.killpg(run.runtime.processes[0].pid, 9)
+
+
+async def test_input_that_a_program_lets_wait_is_not_lost(run, monkeypatch):
+    monkeypatch.setattr(execution, "_LOOK_S", 0.05)
+    async with run(shell("sleep 1; wc -c", stdin=True)) as socket:
+        for _ in range(100):
+            await socket.send_bytes(b"\x00" + b"x" * 32_768)
+        await socket.send_bytes(b"\xff\x00")
+        out, _, status = await all_of(socket)
+    assert (int(out), status["status"]) == (3_276_800, "Success")
+
+
+async def test_a_message_may_be_long_but_not_of_any_length(run, monkeypatch):
+    async with run(shell("wc -c", stdin=True)) as socket:
+        await socket.send_bytes(b"\x00" + b"x" * (31 << 20))  # as the Python client sends what it is given
+        await socket.send_bytes(b"\xff\x00")
+        out, _, status = await all_of(socket)
+    assert (int(out), status["status"]) == (31 << 20, "Success")
+
+    monkeypatch.setattr(execution, "_LARGEST_MESSAGE", 1 << 20)
+    before = open_files()
+    async with run(shell("cat", stdin=True)) as socket:
+        await socket.send_bytes(b"\x00" + b"x" * (1 << 20))
+        _, _, status = await all_of(socket)
+        assert (status["status"], status["code"]) == ("Failure", 413)
+        assert "more than 1 MiB" in status["message"]
+        assert socket.close_code == WSCloseCode.MESSAGE_TOO_BIG
+    await run.runtime.all_over()  # the program has lost its streams
+    await until(lambda: open_files() <= before, what="streams closed")
+
+
+@pytest.mark.root
+async def test_a_program_of_another_user_may_open_its_streams_by_name(run):
+    run.spec["uid"] = NOBODY
+    program = "echo out > /dev/stdout; echo err > /dev/stderr; cat < /dev/stdin"
+    async with run(shell(program, stdin=True)) as socket:
+        await socket.send_bytes(b"\x00typed\n")
+        await socket.send_bytes(b"\xff\x00")
+        assert (await all_of(socket))[:2] == (b"out\ntyped\n", b"err\n")
+    async with run(shell("stat -L -c %u /dev/stdin", stderr=False)) as socket:  # nothing is typed: the machine's own
+        assert (await all_of(socket))[0] == b"0\n"
+    async with run(shell("echo out > /dev/stdout; tty", tty=True)) as socket:
+        assert (await all_of(socket))[0].startswith(b"out\r\n/dev/pts/")
 
 
 async def test_an_older_kubectl_is_told_which_one_it_takes(run):

@@ -5,14 +5,16 @@ import json
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from moorage.kube.config import ApiConfig
+from moorage.kube.config import ApiConfig, fixed_token
 from moorage.kube.errors import Unavailable
 from moorage.node.serve import auth
-from moorage.node.serve.auth import Gate
+from moorage.node.serve.auth import Gate, authority_of, server_context
 
 
 class Judge:
     """An API server that knows one token, and which subresources of nodes its owner may use."""
+
+    groups = ()
 
     def __init__(self, *allowed):
         self.allowed, self.asked, self.is_there = set(allowed), [], True
@@ -27,7 +29,7 @@ class Judge:
             return json.dumps({"status": {"authenticated": is_known, "user": user if is_known else {}}}).encode()
         wanted = body["spec"]["resourceAttributes"]
         assert (wanted["resource"], wanted["name"]) == ("nodes", "n1")
-        assert body["spec"]["groups"] == ["system:authenticated"]
+        assert body["spec"]["groups"] == [*self.groups, "system:authenticated"]
         self.asked.append((wanted["verb"], wanted["subresource"]))
         return json.dumps({"status": {"allowed": self.asked[-1] in self.allowed}}).encode()
 
@@ -64,7 +66,7 @@ async def test_nobody_is_let_in_whom_nobody_vouches_for(monkeypatch):
     assert await status(judge, "/metrics", token="") == 401
     judge.is_there = False
     assert await status(judge, "/metrics") == 401
-    monkeypatch.setattr(auth, "owner_of_peer", lambda _request: 0)
+    monkeypatch.setattr(auth, "is_root_outside_of_pods", lambda _transport: True)
     assert await status(judge, "/metrics", token="") == 200  # root of this machine
     assert await status(judge, "/metrics", token="stolen") == 401  # but not with a token that is not good
 
@@ -75,3 +77,99 @@ async def test_a_right_is_remembered_for_what_it_is_and_not_for_another():
     assert [await status(judge, "/metrics", gate=gate) for _ in range(3)] == [200] * 3
     assert judge.asked == [("get", "metrics")]
     assert await status(judge, "/exec/ns/pod/main", gate=gate) == 403
+
+
+class Certified:
+    """A connection whose client has shown a certificate with this subject."""
+
+    def __init__(self, common_name, *organizations):
+        names = [("organizationName", one) for one in organizations]
+        self._certificate = {"subject": tuple((pair,) for pair in [*names, ("commonName", common_name)])}
+
+    def get_extra_info(self, name, default=None):
+        return self._certificate if name == "peercert" else default
+
+
+async def answer_to(gate, transport, path="/metrics"):
+    request = make_mocked_request("GET", path)
+    request._protocol.transport = transport
+    return await gate.refusal(request)
+
+
+@pytest.mark.parametrize("organizations", [("monitors",), ("monitors", "system:authenticated")])
+async def test_who_has_a_certificate_is_one_of_the_authenticated(organizations):
+    judge = Judge(("get", "metrics"))
+    judge.groups = ("monitors",)  # checked when it is asked
+    assert await answer_to(Gate(ApiConfig("https://127.0.0.1:1"), judge, "n1"), Certified("m", *organizations)) is None
+    assert judge.asked == [("get", "metrics")]
+
+
+async def test_an_answer_is_remembered_and_silence_is_not():
+    judge = Judge(("get", "metrics"))
+    gate = Gate(ApiConfig("https://127.0.0.1:1"), judge, "n1")
+    judge.is_there = False
+    refusal = await answer_to(gate, Certified("m"))
+    assert (refusal.status, "try again" in refusal.text) == (503, True)
+    judge.is_there = True
+    assert await answer_to(gate, Certified("m")) is None
+    judge.is_there = False
+    assert await answer_to(gate, Certified("m")) is None
+
+
+async def test_a_token_in_any_script_is_just_not_ours():
+    judge = Judge(("get", "metrics"))
+    gate = Gate(ApiConfig("https://127.0.0.1:1", token=fixed_token("ours")), judge, "n1")
+    assert await status(judge, "/metrics", token="clé", gate=gate) == 401
+    request = make_mocked_request("GET", "/metrics")
+    request._headers = {"Authorization": "Bearer \udce9"}  # a byte that is no UTF-8, as aiohttp reads it
+    assert (await gate.refusal(request)).status == 401
+    assert await status(judge, "/exec/ns/pod/main", token="ours", gate=gate) == 200
+
+
+async def test_who_is_refused_is_told_who_would_not_be():
+    refusal = await Gate(ApiConfig("https://127.0.0.1:1"), Judge(), "n1").refusal(make_mocked_request("GET", "/pods"))
+    assert refusal.status == 401
+    for word in ("certificate", "token", "root of this machine outside of pods"):
+        assert word in refusal.text
+
+
+class WebTrust:
+    """What is trusted for the API server when a kubeconfig names no authority: those of web sites."""
+
+    def get_ca_certs(self, binary_form=False):
+        return [b"an authority of web sites"]
+
+
+def test_authorities_of_web_sites_vouch_for_nobody():
+    assert authority_of(ApiConfig("https://api.example.com", WebTrust()), None) is None
+    named = ApiConfig("https://api.example.com", WebTrust(), authority=b"the cluster's")
+    assert authority_of(named, None) == b"the cluster's"
+
+
+@pytest.mark.parametrize("name", ["kubelet.crt", "kubelet.key"])
+@pytest.mark.parametrize("damage", ["empty", "short", "zeros", "of another"])
+def test_a_certificate_that_was_not_wholly_written_is_made_anew(tmp_path, name, damage):
+    server_context(tmp_path, "n1", "127.0.0.1", None)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / "other").mkdir()
+    server_context(tmp_path / "other", "n1", "127.0.0.1", None)
+    another = (tmp_path / "other" / name).read_bytes()
+    broken = {"empty": b"", "short": whole[:50], "zeros": bytes(len(whole)), "of another": another}
+    (tmp_path / name).write_bytes(broken[damage])
+    server_context(tmp_path, "n1", "127.0.0.1", None)
+    made = (tmp_path / "kubelet.crt").read_bytes()
+    server_context(tmp_path, "n1", "127.0.0.1", None)
+    assert (tmp_path / "kubelet.crt").read_bytes() == made  # and only then
+    assert (tmp_path / "kubelet.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_leaves_no_half_of_a_certificate(tmp_path, monkeypatch):
+    def full(_fd):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(auth.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            server_context(tmp_path, "n1", "127.0.0.1", None)
+        assert list(tmp_path.iterdir()) == []
+    server_context(tmp_path, "n1", "127.0.0.1", None)

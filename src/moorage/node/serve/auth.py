@@ -3,10 +3,12 @@
 Owns: the endpoint's own certificate, and the judgement on a client: a certificate of the cluster's authority, or a
 bearer token that the API server vouches for; then the API server's word on a subresource of the node, the same that
 kubelet asks for: `nodes/metrics`, `nodes/stats`, and `nodes/proxy` for most else. A client without either is let in
-only if its socket belongs to root of this machine, who could do the same without asking.
+only if its socket is held by root of this machine, who could do the same without asking; root of a pod could not.
 Start reading at: `Gate.refusal`.
 """
 
+import asyncio
+import contextlib
 import datetime
 import hmac
 import ipaddress
@@ -27,9 +29,15 @@ from cryptography.x509.oid import NameOID
 from moorage.errors import MoorageError
 from moorage.kube.client import Client
 from moorage.kube.config import ApiConfig
+from moorage.log import get_logger
+from moorage.node.serve.peers import is_root_outside_of_pods
+from moorage.node.threads import in_thread
+
+log = get_logger(__name__)
 
 _REMEMBERED_S = 60.0
-_MASTERS = "system:masters"
+_MASTERS, _AUTHENTICATED = "system:masters", "system:authenticated"
+_WHO = "a client certificate of the cluster, a bearer token, or root of this machine outside of pods is needed"
 _VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _SUBRESOURCES = {"metrics": ("metrics",), "stats": ("stats",), "pods": ("pods", "proxy")}
 
@@ -37,24 +45,34 @@ _SUBRESOURCES = {"metrics": ("metrics",), "stats": ("stats",), "pods": ("pods", 
 def server_context(directory: Path, name: str, address: str, authority: bytes | None) -> ssl.SSLContext:
     """TLS for the endpoint, with a certificate of its own; client certificates are checked against `authority`."""
     certificate, key = directory / "kubelet.crt", directory / "kubelet.key"
-    if not certificate.exists() or not key.exists():
+    try:
+        context = _context_from(certificate, key)
+    except OSError as error:  # not there, cut short, or not of one pair; ssl.SSLError is an OSError
+        if certificate.exists():
+            log.warning("certificate is made anew", path=str(certificate), reason=str(error))
         _make_certificate(certificate, key, name, address)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
+        context = _context_from(certificate, key)
     if authority:
         context.load_verify_locations(cadata=authority)
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 
+def _context_from(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    return context
+
+
 def authority_of(api: ApiConfig, file: Path | None) -> bytes | None:
-    """The authority whose client certificates count: the given file's, or the one that signed the API server."""
+    """The authority whose client certificates count: the given file's, or the one that our configuration names for
+    the API server. None without either: those that a system trusts for web sites vouch for nobody here."""
     if file is not None:
         return b"".join(
             one.public_bytes(serialization.Encoding.DER) for one in x509.load_pem_x509_certificates(file.read_bytes())
         )
-    return b"".join(api.tls.get_ca_certs(binary_form=True)) or None if api.tls is not None else None
+    return api.authority
 
 
 class Gate:
@@ -65,46 +83,62 @@ class Gate:
         self._client = client
         self._node = node
         self._judged: dict[tuple[str, ...], tuple[float, bool]] = {}
+        self._looking = asyncio.Lock()  # through all processes, for one client at a time
 
     async def refusal(self, request: web.Request) -> web.Response | None:
         """None when the client may go on."""
         user = await self._user(request)
         if user is None:
-            text = "a client certificate of the cluster, or a bearer token, is needed"
-            return web.Response(status=401, text=text)
+            return web.Response(status=401, text=_WHO)
         name, groups = user
         if _MASTERS in groups:
             return None
         verb = _VERBS.get(request.method, request.method.lower())
         subresources = _SUBRESOURCES.get(request.path.split("/")[1], ("proxy",))
+        answers = []
         for subresource in subresources:
-            if await self._may(name, groups, verb, subresource):
+            answers.append(await self._may(name, groups, verb, subresource))
+            if answers[-1]:
                 return None
-        wanted = " or ".join(f"nodes/{one}" for one in subresources)
-        return web.Response(status=403, text=f"user {name} may not {verb} {wanted} of node {self._node}")
+        what = f"{verb} {' or '.join(f'nodes/{one}' for one in subresources)} of node {self._node}"
+        if None in answers:
+            text = f"the API server does not say whether user {name} may {what}; try again"
+            return web.Response(status=503, text=text)
+        return web.Response(status=403, text=f"user {name} may not {what}")
 
     async def _user(self, request: web.Request) -> tuple[str, tuple[str, ...]] | None:
         peer: Mapping[str, Any] | None = request.transport.get_extra_info("peercert") if request.transport else None
         if peer:
             names = [pair for part in peer.get("subject", ()) for pair in part]
             common = next((value for key, value in names if key == "commonName"), "")
-            return common, tuple(value for key, value in names if key == "organizationName")
+            groups = (value for key, value in names if key == "organizationName")
+            return common, (*(one for one in groups if one != _AUTHENTICATED), _AUTHENTICATED)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            return ("root", (_MASTERS,)) if owner_of_peer(request) == 0 else None
-        if self._api.token is not None and hmac.compare_digest(token, await self._api.token()):
+            return ("root", (_MASTERS,)) if await self._is_root(request) else None
+        if not token.isascii():
+            return None
+        if self._api.token is not None and hmac.compare_digest(token.encode(), (await self._api.token()).encode()):
             return f"system:node:{self._node}", (_MASTERS,)  # our own credentials
         return await self._reviewed(token)
+
+    async def _is_root(self, request: web.Request) -> bool:
+        """Looked up for each request: who held a socket a moment ago may have handed it on."""
+        if request.transport is None:
+            return False
+        async with self._looking:
+            return await in_thread(is_root_outside_of_pods, request.transport)
 
     async def _reviewed(self, token: str) -> tuple[str, tuple[str, ...]] | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = await self._review("/apis/authentication.k8s.io/v1/tokenreviews", body)
-        if not status.get("authenticated"):
-            return None
+        if status is None or not status.get("authenticated"):
+            return None  # nobody vouches for the client
         user = status.get("user") or {}
         return str(user.get("username") or ""), tuple(user.get("groups") or ())
 
-    async def _may(self, user: str, groups: tuple[str, ...], verb: str, subresource: str) -> bool:
+    async def _may(self, user: str, groups: tuple[str, ...], verb: str, subresource: str) -> bool | None:
+        """None when the API server gives no answer: only what it said is remembered."""
         key = (verb, subresource, user, *groups)
         known = self._judged.get(key)
         now = time.monotonic()
@@ -119,41 +153,21 @@ class Gate:
             "spec": {"user": user, "groups": list(groups), "resourceAttributes": resource},
         }
         status = await self._review("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        if status is None:
+            return None
         allowed = bool(status.get("allowed"))
         if len(self._judged) > 256:
             self._judged.clear()
         self._judged[key] = (now, allowed)
         return allowed
 
-    async def _review(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _review(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         try:
             answer = json.loads(await self._client.request("POST", path, body))
-        except MoorageError:
-            return {}  # nobody vouches for the client
+        except (MoorageError, ValueError) as error:
+            log.info("API server does not answer who a client is", path=path, reason=str(error))
+            return None
         return answer.get("status") or {}
-
-
-def owner_of_peer(request: web.Request) -> int | None:
-    """The user who owns the other end of a loopback connection, as the kernel's table says; None for any other."""
-    if request.transport is None:
-        return None
-    peer, own = request.transport.get_extra_info("peername"), request.transport.get_extra_info("sockname")
-    if not peer or not own or not ipaddress.ip_address(peer[0]).is_loopback:
-        return None
-    wanted = [_as_in_table(*peer[:2]), _as_in_table(*own[:2])]
-    table = "/proc/net/tcp6" if ":" in peer[0] else "/proc/net/tcp"
-    with open(table, encoding="ascii") as lines:
-        for line in lines:
-            fields = line.split()
-            if fields[1:3] == wanted:
-                return int(fields[7])
-    return None
-
-
-def _as_in_table(address: str, port: int) -> str:
-    packed = ipaddress.ip_address(address).packed
-    words = [packed[start : start + 4][::-1] for start in range(0, len(packed), 4)]
-    return f"{b''.join(words).hex().upper()}:{port:04X}"
 
 
 def _make_certificate(certificate: Path, key_file: Path, name: str, address: str) -> None:
@@ -175,7 +189,20 @@ def _make_certificate(certificate: Path, key_file: Path, name: str, address: str
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(private)
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    _write_whole(key_file, private)
+    _write_whole(certificate, made.public_bytes(serialization.Encoding.PEM))
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """For our eyes only, and whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # half a file of a full disk
+        raise

@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from moorage.log import get_logger
 from moorage.node.pods.runtime import Container, ContainerFailed, Reply, Runtime
+from moorage.node.serve.peers import is_closed
 from moorage.node.serve.terminal import open_terminal
+from moorage.node.threads import in_thread
 
 log = get_logger(__name__)
 
@@ -27,6 +29,9 @@ PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
 _CHUNK = 1 << 15
 _QUIET_S = 2.0
+_LOOK_S = 1.0  # between looks at a client whose input is not read, because the program does not
+# What a kubelet takes. kubectl sends 32 KiB at a time, the Python client whatever it is given as one message.
+_LARGEST_MESSAGE = 32 << 20
 NEEDS_WEB_SOCKET = (
     "kubectl 1.31 or later is needed to exec here (or another client that uses WebSocket with v5.channel.k8s.io or "
     "v4.channel.k8s.io): SPDY, which older ones use, is not served"
@@ -54,18 +59,18 @@ async def serve_exec(
     if request.headers.get("Upgrade", "").lower() != "websocket" or not usable:
         return refused(400, NEEDS_WEB_SOCKET)
     # No heartbeat: a client that does not read for a while, such as a pager, does not answer it either.
-    socket = web.WebSocketResponse(protocols=(usable[0],), max_msg_size=0)
+    socket = _Channels(protocols=(usable[0],), max_msg_size=_LARGEST_MESSAGE)
     await socket.prepare(request)
     status: dict[str, Any]
     try:
         code = await _Session(socket, options).run(runtime, container, spec)
         status = _status_from(code)
     except ContainerFailed as error:
-        status = {"metadata": {}, "status": "Failure", "reason": "InternalError", "message": str(error), "code": 500}
+        status = _failure("InternalError", str(error), 500)
     except ConnectionError:
         return socket
     with contextlib.suppress(ConnectionError):
-        await socket.send_bytes(bytes((_ERROR,)) + json.dumps(status).encode())
+        await socket.tell(status)
         await socket.close()
     return socket
 
@@ -81,6 +86,23 @@ def refused(status: int, text: str) -> web.Response:
     return web.json_response(body, status=status)
 
 
+class _Channels(web.WebSocketResponse):
+    """A WebSocket that says so when a message is too long, instead of just closing."""
+
+    async def tell(self, status: Mapping[str, Any]) -> None:
+        await self.send_bytes(bytes((_ERROR,)) + json.dumps(status).encode())
+
+    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
+        if code == WSCloseCode.MESSAGE_TOO_BIG and not self.closed:
+            text = f"a message of more than {_LARGEST_MESSAGE >> 20} MiB is not taken; send several"
+            log.info("exec is ended", reason=text)
+            message = text.encode()
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(_QUIET_S):  # a client that is busy sending may not read
+                    await self.tell(_failure("RequestEntityTooLarge", text, 413))
+        return await super().close(code=code, message=message, drain=drain)
+
+
 class _Session:
     def __init__(self, socket: web.WebSocketResponse, options: ExecOptions) -> None:
         self._socket = socket
@@ -91,7 +113,7 @@ class _Session:
         self._sending = 0
 
     async def run(self, runtime: Runtime, container: Container, spec: Mapping[str, Any]) -> int:
-        theirs, ours, outputs = await self._terminal_of(container, spec) if self._options.tty else self._pipes()
+        theirs, ours, outputs = await self._terminal_of(container, spec) if self._options.tty else self._pipes(spec)
         kept = ("env", "uid", "gid", "groups", "cwd", "cgroups", "privileged", "no_new_privileges", "capabilities")
         request = {key: spec[key] for key in kept if key in spec}
         request |= {"argv": list(self._options.argv), "tty": self._options.tty}
@@ -106,8 +128,9 @@ class _Session:
                 os.close(fd)
         pumps = [asyncio.create_task(self._pump(fd, channel)) for fd, channel in outputs]
         reader = asyncio.create_task(self._receive())
+        # Unlike a kubelet, nothing is said before the program says something: kubectl before 1.34 may not have its
+        # streams yet, and complains of what it then drops.
         try:
-            await self._socket.send_bytes(bytes((_STDOUT,)))
             return await self._until_end(reply, pumps, reader)
         finally:
             for task in (*pumps, reader):
@@ -146,7 +169,7 @@ class _Session:
         self._terminal = self._input = master
         return [slave, slave, slave], [master], [(master, _STDOUT)]
 
-    def _pipes(self) -> _Streams:
+    def _pipes(self, spec: Mapping[str, Any]) -> _Streams:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         theirs, ours, outputs = [null, null, null], [], []
         if self._options.stdin:
@@ -158,6 +181,9 @@ class _Session:
                 os.set_blocking(read, False)
                 ours.append(read)
                 outputs.append((read, number))
+        if owner := int(spec.get("uid") or 0):  # who may then also open /dev/stdout; root may anyway
+            for fd in set(theirs) - {null}:
+                os.fchown(fd, owner, -1)
         if null not in theirs:
             os.close(null)
         return theirs, ours, outputs
@@ -196,14 +222,25 @@ class _Session:
                 self._close_input()
 
     async def _write_input(self, data: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        while data and self._input >= 0:
+        rest = memoryview(data)
+        while rest and self._input >= 0:
             try:
-                data = data[os.write(self._input, data) :]
+                rest = rest[os.write(self._input, rest) :]
             except BlockingIOError:
-                await _ready(loop.add_writer, loop.remove_writer, self._input)
+                await self._wait_for_room()
             except OSError:
                 self._close_input()
+
+    async def _wait_for_room(self) -> None:
+        """Nothing is read from the client meanwhile, so that its end would not be heard of: it is looked for."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    return await _ready(loop.add_writer, loop.remove_writer, self._input)
+            except TimeoutError:
+                if await in_thread(is_closed, self._socket):
+                    raise ConnectionResetError("client closed the connection") from None
 
     def _close(self, ours: list[int]) -> None:
         self._close_input()
@@ -238,6 +275,13 @@ def _resize(terminal: int, data: bytes) -> None:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, packed)
     except (ValueError, KeyError, TypeError, OSError, struct.error) as error:
         log.debug("terminal size is not usable", reason=str(error))
+
+
+def _failure(reason: str, message: str, code: int) -> dict[str, Any]:
+    details = {"causes": [{"message": message}]}  # where the Python client looks for the exit code, and so shows it
+    return {
+        "metadata": {}, "status": "Failure", "reason": reason, "message": message, "details": details, "code": code,
+    }  # fmt: skip
 
 
 def _status_from(code: int) -> dict[str, Any]:

@@ -35,7 +35,10 @@ async def open_terminal(pid: int, owner: int) -> tuple[int, int]:
         if not opening.done():
             opening.add_done_callback(_close)
     log.info("terminal is one of the host's", pid=pid, reason=reason)
-    return pty.openpty()
+    master, slave = pty.openpty()
+    if owner:
+        os.fchown(slave, owner, -1)
+    return master, slave
 
 
 def _open_inside(pid: int, owner: int) -> tuple[int, int]:
