@@ -60,9 +60,7 @@ async def test_a_driver_gets_tokens_of_the_pods_account_bound_to_the_pod(lab, in
         assert claims["kubernetes.io"]["pod"] == {"name": "p1", "uid": pod.uid}
         assert tokens["vault"]["expirationTimestamp"]
         assert request.volume_context["csi.storage.k8s.io/serviceAccount.name"] == "worker"
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_driver_is_not_asked_while_there_is_no_token(lab):
@@ -80,9 +78,7 @@ async def test_a_driver_is_not_asked_while_there_is_no_token(lab):
             await ensure_account(lab)
         await lab.phase("p1", "Running")
         assert TOKENS in driver.named("NodePublishVolume")[-1].volume_context
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 @contextlib.contextmanager
@@ -135,9 +131,7 @@ async def test_the_official_client_runs_commands_through_the_api_server(lab, api
     text = await asyncio.to_thread(at_once)
     assert sorted(text.split()) == ["err", "out", "p1"]
     assert await asyncio.to_thread(in_dialogue) == ("42\n", 5)
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_the_official_client_follows_a_log_and_reads_the_one_before(lab, api):
@@ -170,9 +164,7 @@ async def test_the_official_client_follows_a_log_and_reads_the_one_before(lab, a
     await lab.until(restarted, what="restarted")
     before = await asyncio.to_thread(api.read_namespaced_pod_log, "p1", "default", previous=True)
     assert before == "begun\nover\n"
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_the_official_client_reads_parts_of_a_log_and_is_told_what_cannot_be_read(lab, api):
@@ -204,9 +196,7 @@ async def test_the_official_client_reads_parts_of_a_log_and_is_told_what_cannot_
         with pytest.raises(ApiException) as refused:
             await asyncio.to_thread(read, **options)
         assert (refused.value.status, words in refused.value.body) == (status, True)
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_the_official_client_has_a_terminal(lab, api):
@@ -231,9 +221,7 @@ async def test_the_official_client_has_a_terminal(lab, api):
     text, code = await asyncio.to_thread(in_terminal)
     assert "33 99\r\nyes-it-is\r\n65534\r\n" in text  # found under its name, and the program's own
     assert code == 4
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_a_reader_of_a_silent_container_that_goes_away_is_forgotten(lab):
@@ -257,9 +245,7 @@ async def test_a_reader_of_a_silent_container_that_goes_away_is_forgotten(lab):
     await lab.until(lambda: watchers() == before, what="reader forgotten")
     pod = await lab.client.get(Pod, "p1", "default")
     assert pod.status.container_statuses[0].restart_count == 0, "the container heard nothing of it"
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -280,9 +266,7 @@ async def test_kubectl_shows_logs_and_runs_commands(lab):
     assert "previous terminated container" in (await kubectl("logs", "p1", "--previous")).stderr
     done = await kubectl("exec", "p1", "--", "sh", "-c", "echo inside; exit 7")
     assert (done.stdout, done.returncode) == ("inside\n", 7)
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_a_pod_finds_the_token_of_its_account_where_programs_look_for_it(lab):
@@ -302,9 +286,7 @@ async def test_a_pod_finds_the_token_of_its_account_where_programs_look_for_it(l
     claims = claims_in(token)
     assert claims["sub"] == "system:serviceaccount:default:default"
     assert claims["kubernetes.io"]["pod"] == {"name": "p1", "uid": pod.uid}
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -318,9 +300,7 @@ async def test_a_client_in_a_pod_finds_the_api_server_and_its_account_as_in_any_
     await lab.phase("p1", "Succeeded")
     answer = await lab.client.request("GET", "/api/v1/namespaces/default/pods/p1/log")
     assert json.loads(answer)["status"]["userInfo"]["username"] == "system:serviceaccount:default:default"
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_secrets_of_a_volume_reach_the_driver_and_a_missing_one_holds_the_call_back(lab):
@@ -338,6 +318,4 @@ async def test_secrets_of_a_volume_reach_the_driver_and_a_missing_one_holds_the_
         await lab.phase("p1", "Running")
         assert dict(driver.named("NodeStageVolume")[-1].secrets) == {"k": "stage"}
         assert dict(driver.named("NodePublishVolume")[-1].secrets) == {"k": "publish"}
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")

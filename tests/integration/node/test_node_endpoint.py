@@ -69,9 +69,7 @@ async def test_volume_figures_are_served_in_both_formats(lab):
             assert found["podRef"] == {"name": "p1", "namespace": "default", "uid": pod.uid}
             (volume,) = found["volume"]
             assert (volume["name"], volume["pvcRef"]["name"], volume["capacityBytes"]) == ("data", "c1", 100)
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_log_that_is_not_there_is_explained(lab):
@@ -100,10 +98,7 @@ async def test_a_log_that_is_not_there_is_explained(lab):
         assert (status, "not served" in body["message"]) == (501, True)
         status, body = await ask("/pods")
         assert {one["metadata"]["name"] for one in body["items"]} == {"foreign", "waits"}
-    for name in ("foreign", "waits"):
-        await lab.delete(name)
-        await lab.gone(name)
-    await lab.stop_agent()
+    await lab.end("foreign", "waits")
 
 
 async def test_an_older_kubectl_is_told_what_it_takes_and_a_command_is_needed(lab):
@@ -115,9 +110,7 @@ async def test_an_older_kubectl_is_told_what_it_takes_and_a_command_is_needed(la
         assert (status, "kubectl 1.31 or later" in body["message"]) == (400, True)
         status, body = await ask("/exec/default/p1/main?output=1")
         assert (status, "at least one command" in body["message"]) == (400, True)
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_nobody_is_taken_for_root_who_is_not(lab, monkeypatch):

@@ -275,11 +275,7 @@ async def test_what_goes_well_is_told_later_while_many_volumes_wait_for_a_driver
         for name in names:
             await lab.phase(name, "Running")
         await lab.until(lambda: is_told(lab, len(names) + 1), what="all told")
-        for name in (*names, "well", "badly"):
-            await lab.delete(name)
-            await lab.gone(name)
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end(*names, "well", "badly")
 
 
 async def is_told(lab, count):

@@ -164,10 +164,7 @@ async def test_what_a_driver_mounts_long_after_it_was_given_up_is_taken_away_whi
         assert len(lab.mounted()) == 2  # what is wanted stays
         assert mountinfo.mount_at(lab.target(pod)) is not None
         assert driver.named("NodeUnpublishVolume") == []
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 # Removal.
@@ -308,9 +305,7 @@ async def test_an_empty_dir_is_made_once_and_stays_as_its_pod_made_it(lab, mediu
     await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert (place / "mine").stat().st_gid == 7
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
     assert await lab.client.find(Pod, "p1", "default") is None
 
 
@@ -338,6 +333,4 @@ async def test_an_empty_dir_cut_short_by_a_crash_is_made_whole(lab):
     place = agent.layout.plain_volume(pod.uid, "kubernetes.io/empty-dir", "data")
     assert stat.S_IMODE(place.stat().st_mode) == 0o777
     assert not place.with_name(".data.new").exists()
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")

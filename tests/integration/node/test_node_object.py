@@ -136,9 +136,7 @@ async def test_a_node_deleted_behind_the_agents_back_comes_back_with_all_it_said
 
         await lab.until(made_anew, what="everything said again")
         assert agent.registry.find("scripted.dev") is not None
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_removed_node_does_not_come_back_by_itself(lab):
@@ -167,9 +165,7 @@ async def test_a_node_is_not_removed_while_a_volume_is_mounted_on_it(lab):
         assert not node.is_ready
         driver._script.clear()
         await lab.start_agent()  # the next one finishes the work
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_node_is_not_ready_before_its_csi_node_is_there(lab, monkeypatch):

@@ -102,9 +102,7 @@ async def test_a_failing_container_is_restarted_and_its_last_words_are_kept(lab)
     assert status.restart_count == 1
     assert status.last_state["terminated"]["exitCode"] == 9
     assert await logs(lab, "p1", previous="true") == "attempt\n"
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_init_containers_run_first_one_after_the_other(lab):
@@ -183,9 +181,7 @@ async def test_sub_paths_stay_inside_their_volume(lab):
     status = await lab.until(refused, what="CreateContainerError")
     assert "it leads out of the volume" in status.state["waiting"]["message"]
     assert (await lab.client.get(Pod, "p1", "default")).status.phase == "Pending"  # the volume may yet become right
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 @pytest.mark.parametrize("kind", ["emptyDir", "csi"])
@@ -235,9 +231,7 @@ async def test_a_file_of_a_volume_is_mounted_where_a_file_is_or_where_nothing_is
 
     status = await lab.until(refused, what="CreateContainerError")
     assert "mount volume at /usr" in status.state["waiting"]["message"]
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_an_image_that_is_not_host_gets_a_clear_event(lab):
@@ -263,9 +257,7 @@ async def test_an_image_that_is_not_host_gets_a_clear_event(lab):
 
     assert await lab.until(waits) == "ErrImagePull"
     assert pod.uid
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_a_container_that_ignores_the_signal_is_killed_after_its_grace(lab):
@@ -327,9 +319,7 @@ async def test_commands_run_inside_over_a_web_socket(lab, monkeypatch):
         async with session.post(f"{base}/exec/default/p1/main", params=query, headers=headers) as old:
             assert old.status == 400
             assert "WebSocket" in await old.text()
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_logs_can_be_followed_to_the_end(lab):
@@ -342,9 +332,7 @@ async def test_logs_can_be_followed_to_the_end(lab):
 
     await lab.until(started)
     assert await logs(lab, "p1", follow="true") == "line 1\nline 2\nline 3\n"
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_volume_figures_are_served(lab):
@@ -352,10 +340,7 @@ async def test_volume_figures_are_served(lab):
         agent = lab.agent
         (usage,) = await agent.stats.read()
         assert (usage.claim, usage.capacity, usage.used, usage.inodes_free) == ("c1", 100, 40, 6)
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_pods_processes_are_in_cgroups_named_after_it(lab):
@@ -401,10 +386,7 @@ async def test_without_mount_propagation_later_mounts_of_the_host_stay_outside(l
             assert await logs(lab, "p1") == "inside\n"
         finally:
             mounts.unmount(sub)
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 @pytest.mark.parametrize(("recursive", "seen"), [(None, "written"), ("Disabled", "written"), ("Enabled", "refused")])
@@ -448,10 +430,7 @@ async def test_mount_propagation_reaches_where_it_was_asked_to(lab):
             assert (sub / "seen").exists()
         finally:
             mounts.unmount(sub)
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_container_that_ends_before_the_agent_looks_has_its_own_exit_code(lab, monkeypatch):
@@ -483,11 +462,7 @@ async def test_a_container_copies_no_mount_of_the_host_but_its_own_volumes(lab):
         await lab.phase("p1", "Succeeded")
         seen = [line for line in (await logs(lab, "p1")).splitlines() if not line.startswith(("/sys", "/proc/"))]
         assert sorted(seen) == ["/", "/data", "/dev/pts", "/proc"]
-        for name in ("p1", "other"):
-            await lab.delete(name)
-            await lab.gone(name)
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("p1", "other")
 
 
 async def test_a_container_has_devices_terminals_and_empty_places_of_its_own(lab):
@@ -522,9 +497,7 @@ async def test_a_container_whose_supervisor_is_killed_dies_with_it_and_is_starte
     assert status.last_state["terminated"]["exitCode"] == 137
     assert select.select([first], [], [], 0)[0]  # a descriptor of a process is readable once it has ended
     os.close(first)
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 def may_lower_oom_score():
@@ -583,9 +556,7 @@ async def test_a_container_has_the_rights_that_it_asks_for_also_in_exec(lab):
     only_chown = "CapEff:\t0000000000000001\n"
     assert await lab.until(lambda: logs(lab, "p1"), what="log") == only_chown
     assert await said_inside(lab, agent, "grep", "CapEff", "/proc/self/status") == only_chown
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_a_volume_is_mounted_inside_one_that_is_read_only_to_its_pod(lab):
@@ -606,9 +577,7 @@ async def test_a_volume_is_mounted_inside_one_that_is_read_only_to_its_pod(lab):
     said = await logs(lab, "p1")
     assert "valuemade" in said
     assert "not here" in said
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_a_pod_that_cannot_run_here_gets_no_volume_from_the_next_agent_either(lab):
@@ -627,6 +596,4 @@ async def test_a_pod_that_cannot_run_here_gets_no_volume_from_the_next_agent_eit
         agent = await lab.start_agent()  # it returns when the agent is ready, and so has said what it wants
         assert agent.volumes.world.desired == {}
         assert driver.named("NodeStageVolume") == []
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")

@@ -125,9 +125,7 @@ async def test_after_a_restart_no_volume_fails_for_want_of_a_driver_that_is_ther
         await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
         assert len(driver.named("NodePublishVolume")) == 2
         assert len(await lab.failed_mounts()) == before
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_driver_that_does_not_answer_at_a_restart_holds_the_agent_up_for_a_moment_only(lab):
@@ -141,6 +139,4 @@ async def test_a_driver_that_does_not_answer_at_a_restart_holds_the_agent_up_for
             await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
         deaf.unlink()
         assert driver.named("NodeUnpublishVolume") == []
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")

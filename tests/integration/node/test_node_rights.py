@@ -78,10 +78,7 @@ async def test_a_pod_lives_its_whole_life(lab, rights):
         await lab.until(grown, what="claim grown")
         assert driver.sizes == {"vol-c1": 2 << 30}
 
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_restarted_agent_leaves_what_runs_alone(lab, rights):
@@ -101,9 +98,7 @@ async def test_a_restarted_agent_leaves_what_runs_alone(lab, rights):
         assert driver.named("NodeUnstageVolume") == []
         assert after.status.container_statuses[0].restart_count == 0
         assert after.status.container_statuses[0].container_id == before.status.container_statuses[0].container_id
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 @pytest.mark.parametrize("command", ["sleep 1000", "exit 3"], ids=["running", "between two attempts"])
@@ -127,6 +122,4 @@ async def test_a_pod_keeps_its_volume_when_its_claim_went_while_no_agent_was_the
         await lab.delete("p1")
         await lab.gone("p1")
         assert len(driver.named("NodeUnpublishVolume")) == 1
-        await lab.delete("p2")
-        await lab.gone("p2")
-        await lab.stop_agent()
+        await lab.end("p2")

@@ -145,10 +145,7 @@ async def test_draining_stops_pods_and_unmounts_but_keeps_the_objects(lab):
         await lab.until(
             lambda: any(c.is_running for w in agent.pods.workers.values() for a in w.containers.values() for c in a)
         )
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 @pytest.mark.parametrize("policy", ["Never", "OnFailure"])
@@ -169,6 +166,4 @@ async def test_work_that_a_drain_has_cut_short_does_not_count_as_done(lab, polic
 
     await lab.until(again, what="the work begun again")
     await lab.phase("p1", "Running")
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")

@@ -59,10 +59,7 @@ async def until_event(lab, reason, name="p1"):
 
 
 async def over(lab, *names):
-    for name in names or ("p1",):
-        await lab.delete(name)
-        await lab.gone(name)
-    await lab.stop_agent()
+    await lab.end(*(names or ("p1",)))
 
 
 def container(name, command, **more):

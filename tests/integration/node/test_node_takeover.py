@@ -91,9 +91,7 @@ async def test_a_container_that_was_never_started_is_no_attempt(lab):
     found = await lab.phase("p1", "Running")
     (one,) = found.status.container_statuses
     assert (one.restart_count, one.last_state) == (0, {})
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_a_pod_that_goes_on_as_before_is_not_written_to_by_the_next_agent(lab):
@@ -106,9 +104,7 @@ async def test_a_pod_that_goes_on_as_before_is_not_written_to_by_the_next_agent(
     found = await lab.client.get(Pod, "p1", "default")
     assert found.version == before.version
     assert agent.statuses.is_echo(found)  # nothing is on its way either
-    await lab.delete("p1")
-    await lab.gone("p1")
-    await lab.stop_agent()
+    await lab.end("p1")
 
 
 async def test_a_container_whose_state_cannot_be_read_is_over(attempt):

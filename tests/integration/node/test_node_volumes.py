@@ -55,10 +55,7 @@ async def test_a_wrong_answer_is_survived_whether_or_not_the_work_was_done(lab, 
         await lab.phase("p1", "Running")
         assert len(driver.named(method)) == 2
         assert any("failed for volume" in text for text in await lab.messages("FailedMount"))
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
@@ -145,10 +142,7 @@ async def test_read_write_once_pod_is_for_one_pod(lab):
         assert len(driver.named("NodePublishVolume")) == 1
         await lab.delete("p1")
         await lab.phase("p2", "Running")
-        await lab.delete("p2")
-        await lab.gone("p2")
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("p2")
 
 
 async def test_an_attachable_volume_waits_for_the_whole_handshake(lab):
@@ -220,10 +214,7 @@ async def test_after_a_crash_running_pods_keep_their_volumes_and_dead_ones_lose_
         container = agent.pods.workers[kept.uid].containers["main"][-1]
         assert container.is_running
         assert container.state["pid"] == before
-        await lab.delete("stays")
-        await lab.gone("stays")
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("stays")
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["seen by the agent", "while no agent runs"])
@@ -246,10 +237,7 @@ async def test_a_successor_of_a_force_deleted_pod_never_writes_beside_it(lab, is
         words = log.read_text().split()
         assert words == sorted(words, reverse=True)  # every "old" before every "new"
         assert "old" in words
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted())
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_volume_left_staged_by_a_crash_is_unstaged(lab):
@@ -277,10 +265,7 @@ async def test_republishing_repeats_the_call_and_its_failure_leaves_the_mount(la
         await lab.until(lambda: len(driver.named("NodePublishVolume")) >= count + 2)
         assert mountinfo.mount_at(lab.target(pod)) is not None
         assert len(driver.named("NodeStageVolume")) == 1
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_volume_grows_while_the_pod_runs(lab):
@@ -299,10 +284,7 @@ async def test_a_volume_grows_while_the_pod_runs(lab):
         claim = await lab.until(grown, what="claim grown")
         assert claim.status.allocated_resource_statuses == {}
         assert driver.sizes == {"vol-c1": 2 << 30}
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_a_driver_that_cannot_grow_says_so_in_the_claim(lab):
@@ -321,10 +303,7 @@ async def test_a_driver_that_cannot_grow_says_so_in_the_claim(lab):
 
         claim = await lab.until(refused, what="refusal recorded")
         assert [one.type for one in claim.status.conditions if "Resize" in one.type] == ["NodeResizeError"]
-        await lab.delete("p1")
-        await lab.gone("p1")
-        await lab.until(lambda: not lab.mounted(), what="nothing mounted")
-        await lab.stop_agent()
+        await lab.end("p1")
 
 
 async def test_nothing_is_removed_through_a_mount_that_was_planted_below_a_pod(lab):
@@ -490,7 +469,4 @@ async def test_the_groups_files_and_a_read_only_use(lab):
         await lab.pod("p2", volumes=volumes, command="touch /data/no && exit 1; exit 0", restartPolicy="Never")
         await lab.phase("p2", "Succeeded")
         assert driver.named("NodePublishVolume")[-1].readonly
-        for name in ("p1", "p2"):
-            await lab.delete(name)
-            await lab.gone(name)
-        await lab.stop_agent()
+        await lab.end("p1", "p2")
