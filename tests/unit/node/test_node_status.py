@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec import convert
 
+from moorage.kube.errors import Invalid
 from moorage.kube.objects.core import Pod
 from moorage.kube.wire import without_nulls
 from moorage.node.pods import status as status_module
@@ -21,8 +22,11 @@ class Api:
     def __init__(self):
         self.taken = []
         self.version = 0
+        self.refused = None
 
     async def patch(self, kind, name, patch, namespace="", **how):
+        if self.refused is not None:
+            raise self.refused
         self.taken.append((name, patch["status"]["phase"]))
         return pod(name, self.version)
 
@@ -73,6 +77,20 @@ async def test_with_little_to_do_a_status_is_written_at_once(monkeypatch):
         writer.put(pod("a"), status())
         await settle()
         assert api.taken == [("a", "Running")]
+
+
+@pytest.mark.parametrize(("field", "is_error"), [("metadata.uid", False), ("status.containerStatuses", True)])
+async def test_only_a_refusal_that_is_not_about_another_pod_of_the_name_is_an_error(
+    monkeypatch, caplog, field, is_error
+):
+    machine = Machine()
+    machine.to_come = 0
+    async with writing(machine, 3600, monkeypatch) as (writer, api):
+        api.refused = Invalid(422, "Invalid", "not so", {"details": {"causes": [{"field": field}]}})
+        writer.put(pod("a"), status())
+        async with asyncio.timeout(5):
+            await writer.flush("uid-a")  # neither is tried again
+    assert any(one.levelname == "ERROR" for one in caplog.records) == is_error
 
 
 async def test_while_much_is_going_on_statuses_wait_and_the_first_quiet_one_takes_them_along(monkeypatch):

@@ -124,7 +124,10 @@ class StatusWriter:
             except (NotFound, Conflict) as gone:
                 log.debug("pod is gone or was made anew", pod=entry.name, reason=str(gone))
             except Invalid as error:
-                log.error("pod status was refused", pod=entry.name, reason=str(error))
+                # A kube-apiserver takes the uid of a pod that was made anew for a wrong value.
+                is_another = any(cause.get("field") == "metadata.uid" for cause in error.causes)
+                say = log.debug if is_another else log.error
+                say("pod status was refused", pod=entry.name, reason=str(error))
             entry.written = status
         if entry.wanted == entry.written and entry.settled is not None:
             entry.settled.set()
