@@ -1,11 +1,14 @@
 """Files of a volume and the pod's group: what changes, what does not, when it is left alone, who hears of it."""
 
+import errno
 import itertools
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 
+from moorage.host import mounts
 from moorage.node.volumes import ownership
 
 pytestmark = pytest.mark.root
@@ -89,10 +92,63 @@ def test_the_top_is_last_so_that_a_walk_cut_short_is_made_again(tree, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(ownership.os, "chown", cut)
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(OSError, match=rf"Input/output.*'{tree}/d/read'"):
             ownership.apply_group(tree, GID, only_on_root_mismatch=True)
     assert tree.stat().st_gid != GID
     assert ownership.apply_group(tree, GID, only_on_root_mismatch=True) == 8
+
+
+@pytest.fixture
+def told(monkeypatch):
+    lines = []
+    monkeypatch.setattr(ownership, "log", SimpleNamespace(warning=lambda text, **fields: lines.append(fields)))
+    return lines
+
+
+def test_a_read_only_filesystem_is_left_as_it_is_and_told_of_once(tmp_path, told):
+    mounts.mount("none", tmp_path, "tmpfs", ["mode=0755"])
+    try:
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "file").touch()
+        mounts.remount(tmp_path, "tmpfs", ["ro"])
+        assert ownership.apply_group(tmp_path, GID) == 3
+        assert tmp_path.stat().st_gid == (tmp_path / "d" / "file").stat().st_gid == os.getgid()
+    finally:
+        mounts.unmount(tmp_path)
+    (line,) = told
+    assert line["entries"] == 3
+    assert line["first"] == f"{tmp_path}/d/file: Read-only file system"
+
+
+def test_a_file_that_may_not_be_changed_does_not_keep_the_others_from_the_group(tree, monkeypatch, told):
+    chown = os.chown
+
+    def refused_for_one(path, *args):
+        if os.readlink(path).endswith("/plain"):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)  # it is immutable
+        return chown(path, *args)
+
+    monkeypatch.setattr(ownership.os, "chown", refused_for_one)
+    assert ownership.apply_group(tree, GID) == 8
+    assert {path.name for path in tree.rglob("*") if path.lstat().st_gid != GID} == {"plain"}
+    assert mode_of(tree / "d" / "plain") == 0o660  # its own group may be one of the pod's
+    assert [(line["entries"], line["first"]) for line in told] == [(1, f"{tree}/d/plain: Operation not permitted")]
+
+
+@pytest.mark.parametrize("name", ["volume", "d"])
+def test_a_directory_that_may_not_be_looked_into_is_passed_over(tree, monkeypatch, told, name):
+    open_file = os.open
+
+    def refused_for_one(path, *args, **more):
+        if str(path).endswith(name):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # a server that takes root for nobody
+        return open_file(path, *args, **more)
+
+    monkeypatch.setattr(ownership.os, "open", refused_for_one)
+    ownership.apply_group(tree, GID)
+    assert (tree / "d" / "plain").stat().st_gid == 7
+    assert ((tree / "pipe").stat().st_gid == GID) is (name == "d")
+    assert [line["entries"] for line in told] == [1]
 
 
 @pytest.mark.parametrize("before", ["group", "mode"])

@@ -274,11 +274,11 @@ async def test_a_refused_publish_after_a_restart_takes_no_data_away(bench):
     assert len(bench.driver.named("NodeUnpublishVolume")) == 1
 
 
-async def test_files_that_cannot_be_given_to_the_group_leave_the_mount_uncertain(bench, monkeypatch):
+async def test_files_that_fail_on_the_way_to_the_group_leave_the_mount_uncertain(bench, monkeypatch):
     bench.fetch.spec = CsiDriverSpec(fs_group_policy="File")
 
     def refuse(*_args, **_more):
-        raise PermissionError(1, "Operation not permitted")
+        raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(ownership, "apply_group", refuse)
@@ -287,6 +287,19 @@ async def test_files_that_cannot_be_given_to_the_group_leave_the_mount_uncertain
     assert bench.volume.state_of(ONE) is State.UNCERTAIN
     await bench.all_goes(ONE)
     assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+
+
+async def test_a_volume_that_is_read_only_is_used_with_the_group_that_its_files_have(bench):
+    bench.fetch.spec = CsiDriverSpec(fs_group_policy="File")
+    data = bench.driver.data / "vol"
+    data.mkdir()
+    mounts.mount("none", data, "tmpfs", ["ro"])
+    try:
+        assert (await bench.mount(fs_group=4321)).failure is None
+        assert bench.volume.state_of(ONE) is State.MOUNTED
+        await bench.all_goes(ONE)
+    finally:
+        mounts.unmount(data)
 
 
 @pytest.mark.parametrize("on_mismatch", [False, True])
