@@ -158,7 +158,7 @@ class Agent(RuleBasedStateMachine):
             known = actual.pods.get(uid)
             if (volume, uid) in self.disk.published:
                 return Outcome(Failure.UNCERTAIN, "pod", staged=True)
-            if known is None or not known.is_reconstructed:
+            if known is None or not known.may_be_used:
                 self.disk.pod_data.discard((volume, uid))
             return Outcome(Failure.FINAL, "pod", staged=True)
         return Outcome(staged=True, published=True)

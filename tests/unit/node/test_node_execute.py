@@ -33,7 +33,7 @@ class Noting:
     async def stage(self, use, is_staged, is_reconstructed):
         self.asked.append(("stage", is_staged))
 
-    async def publish(self, use, state, is_reconstructed):
+    async def publish(self, use, state, may_be_used):
         self.asked.append("publish")
 
     async def unpublish(self, volume, uid):

@@ -75,7 +75,7 @@ class Noting:
 
     def __init__(self):
         self.done = []
-        self.refusing = set()
+        self.refusing, self.refusal = set(), Failure.UNCERTAIN
         self.missing, self.message = False, "no driver"
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -88,7 +88,7 @@ class Noting:
             return Outcome(Failure.TRANSIENT, "device", self.message)
         if isinstance(action, Mount):
             if action.use.source.spec_name in self.refusing:
-                return Outcome(Failure.UNCERTAIN, "pod", "no", staged=True)
+                return Outcome(self.refusal, "pod", "no", staged=True)
             return Outcome(staged=True, published=True)
         return Outcome()
 
@@ -197,6 +197,26 @@ async def test_a_pod_that_waits_for_a_read_write_once_pod_volume_is_told_so_at_o
     node.manager.release(ONE)
     await node.rest()
     assert node.manager.refusals(TWO) == frozenset()
+    assert node.manager.is_mounted(pod(TWO))
+
+
+async def test_a_pod_keeps_its_read_write_once_pod_volume_when_publishing_it_again_is_refused(node):
+    async def is_lost(_use):
+        return True
+
+    node.cluster.modes = ["ReadWriteOncePod"]
+    node.manager.want(pod(ONE))
+    await node.rest()
+    node.executor.refusing, node.executor.refusal = {"pv-1"}, Failure.FINAL
+    await node.manager.publish_again(ONE, is_lost)
+    await node.rest()
+    node.executor.refusing = set()
+    node.manager.want(pod(TWO))  # while other containers of the first run on
+    await node.rest()
+    assert not node.manager.is_mounted(pod(TWO))
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.executor.unmounted() == [ONE]
     assert node.manager.is_mounted(pod(TWO))
 
 

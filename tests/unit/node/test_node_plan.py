@@ -268,10 +268,18 @@ def test_a_new_pod_gets_what_could_not_be_taken_away_confirmed():
     assert plan_volume(state, NAME, now=10.0).action == Mount(use(TWO))
 
 
-@pytest.mark.parametrize(("found_on_disk", "left"), [(True, State.UNCERTAIN), (False, State.ABSENT)])
-def test_a_refused_mount_is_gone_unless_it_was_found_on_disk(found_on_disk, left):
+@pytest.mark.parametrize(
+    ("known", "left"),
+    [
+        ({"is_reconstructed": True}, State.UNCERTAIN),
+        ({"published_at": 3.0}, State.UNCERTAIN),
+        ({}, State.ABSENT),
+    ],
+    ids=["found on disk", "mounted before", "never mounted"],
+)
+def test_a_refused_mount_is_gone_unless_processes_may_have_it(known, left):
     state = world([use()], [(ONE, State.UNCERTAIN)], State.MOUNTED)
-    state.actual[NAME].pods[ONE].is_reconstructed = found_on_disk
+    state.actual[NAME].pods[ONE] = ActualPod(State.UNCERTAIN, **known)
     settle(state, Mount(use()), Outcome(Failure.FINAL, "pod", staged=True), now=5.0)
     assert state.actual[NAME].state_of(ONE) is left
 

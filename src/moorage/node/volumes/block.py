@@ -61,12 +61,11 @@ class BlockMounter:
             raise
         self._staged.add(source.spec_name)
 
-    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
+    async def publish(self, use: Use, state: State, may_be_used: bool) -> None:
         source = _block(use.source)
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
-        is_new = state is not State.MOUNTED and not is_reconstructed
         target = self._layout.block_publish(source.spec_name, use.pod.uid)
-        async with confirming(self._fetch.confirm_claim(use.pod, source) if is_new else None):
+        async with confirming(self._fetch.confirm_claim(use.pod, source) if not may_be_used else None):
             extras = await self._fetch.for_publish(use, source)
             metadata.make_directory(target.parent)
             staging = self._layout.block_staging(source.spec_name)
@@ -75,7 +74,7 @@ class BlockMounter:
             try:
                 await called("pod", driver.client.NodePublishVolume(request))
             except StepFailed as error:
-                if error.failure is Failure.FINAL and is_new:
+                if error.failure is Failure.FINAL and not may_be_used:
                     self._after_publish_refusal(source.spec_name, use.pod.uid, error)
                 raise
         try:

@@ -89,15 +89,14 @@ class FilesystemMounter:
         nothing there is not asked twice."""
         return target not in self._mounted_at or (_is_mounted(target) and not await is_dead(target, "device"))
 
-    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
+    async def publish(self, use: Use, state: State, may_be_used: bool) -> None:
         source = _csi(use.source)
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "pod")
         if not source.is_ephemeral and rules.STAGE not in capabilities:
             await self._fetch.confirm_attached(use)
-        is_new = state is not State.MOUNTED and not is_reconstructed
         directory = self._layout.csi_volume(use.pod.uid, source.spec_name)
         target = directory / "mount"
-        async with confirming(self._fetch.confirm_claim(use.pod, source) if is_new else None):
+        async with confirming(self._fetch.confirm_claim(use.pod, source) if not may_be_used else None):
             extras = await self._fetch.for_publish(use, source)
             attachment = attachment_name(source.driver, source.handle, self._node)
             metadata.write(directory, metadata.for_pod(source, self._node, attachment, extras.se_linux_context))
@@ -109,7 +108,7 @@ class FilesystemMounter:
             try:
                 await called("pod", driver.client.NodePublishVolume(request))
             except StepFailed as error:
-                if error.failure is Failure.FINAL and is_new:
+                if error.failure is Failure.FINAL and not may_be_used:
                     self._after_refusal(target, directory, error)
                 raise
         with after_asking("pod"):

@@ -37,7 +37,7 @@ class Mounter(Protocol):
 
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None: ...
 
-    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None: ...
+    async def publish(self, use: Use, state: State, may_be_used: bool) -> None: ...
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None: ...
 
@@ -93,9 +93,8 @@ class Executor:
             reached = replace(reached, staged=True)
             step = "pod"
             known = volume.pods.get(use.pod.uid)
-            await mounter.publish(
-                use, volume.state_of(use.pod.uid), known.is_reconstructed if known is not None else False
-            )
+            may_be_used = known is not None and known.may_be_used
+            await mounter.publish(use, volume.state_of(use.pod.uid), may_be_used)
             reached = replace(reached, published=True)
             step = "expand"
             grown = await self._grower.grow_at_mount(use, volume)

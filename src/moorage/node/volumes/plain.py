@@ -74,7 +74,7 @@ class PlainMounter:
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         """There is no device."""
 
-    async def publish(self, use: Use, state: State, is_reconstructed: bool) -> None:
+    async def publish(self, use: Use, state: State, may_be_used: bool) -> None:
         source = _plain(use.source)
         body: PlainBody = source.body
         if source.plugin == "kubernetes.io/host-path":

@@ -314,7 +314,7 @@ def _settle_mount(volume: ActualVolume, use: Use, outcome: Outcome, now: float) 
     elif outcome.failure is Failure.FINAL:
         if outcome.step == "device" and volume.device is State.UNCERTAIN and not volume.device_is_reconstructed:
             volume.device = State.ABSENT
-        elif outcome.step == "pod" and pod.state is State.UNCERTAIN and not pod.is_reconstructed:
+        elif outcome.step == "pod" and pod.state is State.UNCERTAIN and not pod.may_be_used:
             pod.state = State.ABSENT
     if pod.state is State.MOUNTED and outcome.failure is not None:
         pod.published_at = now  # a failed republish waits its turn and leaves the mount alone

@@ -113,7 +113,7 @@ class Bench:
 
     async def do(self, action):
         outcome = await self.executor.execute(action, self.volume)
-        settle(self.world, action, outcome, now=0.0)
+        settle(self.world, action, outcome, now=1.0)
         return outcome
 
     async def mount(self, uid=ONE, **fields):

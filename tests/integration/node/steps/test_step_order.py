@@ -262,6 +262,20 @@ async def test_a_failed_republish_of_a_driver_that_mounts_nothing_takes_nothing_
     assert len(bench.driver.named("NodeUnpublishVolume")) == 1
 
 
+async def test_a_volume_that_was_lost_and_is_refused_again_stays_with_its_pod(either):
+    await either.mount()
+    for place in (either.layout.publish_target(ONE, "pv"), either.layout.block_publish("pv", ONE)):
+        mounts.unmount_all(place)
+    files = either.files()
+    either.volume.pods[ONE].state = State.UNCERTAIN  # it is to be published again
+    either.driver.misbehave("NodePublishVolume", "INTERNAL")
+    assert (await either.mount()).failure is Failure.FINAL
+    assert either.volume.state_of(ONE) is State.UNCERTAIN  # other containers of the pod may still run with it
+    assert either.files() == files
+    await either.all_goes(ONE)
+    assert len(either.driver.named("NodeUnpublishVolume")) == 1
+
+
 async def test_a_refused_publish_after_a_restart_takes_no_data_away(bench):
     await bench.mount()
     bench.restart()
