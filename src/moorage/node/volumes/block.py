@@ -75,7 +75,7 @@ class BlockMounter:
                 await called("pod", driver.client.NodePublishVolume(request))
             except StepFailed as error:
                 if error.failure is Failure.FINAL and not may_be_used:
-                    self._after_publish_refusal(source.spec_name, use.pod.uid, error)
+                    await in_thread(self._after_publish_refusal, source.spec_name, use.pod.uid, error)
                 raise
         try:
             await in_thread(self._map, source.spec_name, use.pod.uid, target)
@@ -126,12 +126,14 @@ class BlockMounter:
             self._remove_data(spec_name)
 
     def _after_publish_refusal(self, spec_name: str, uid: PodUid, error: StepFailed) -> None:
-        """The same for the publish target, which is a mounted device or a node of one."""
+        """The same for the publish target, which is a mounted device or a node of one. An earlier try that ended
+        uncertain may have mapped the device, and what is mapped is never unstaged."""
         target = self._layout.block_publish(spec_name, uid)
         with clearing_after(error, target):
             if mountinfo.mount_at(target) is not None or target.is_block_device():
                 error.failure = Failure.UNCERTAIN
                 return
+            self._unmap(spec_name, uid)
             if target.is_file() and not target.stat().st_size:
                 target.unlink()
             remove_empty_up_to(target.parent, self._layout.block_devices)

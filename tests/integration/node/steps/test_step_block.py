@@ -113,6 +113,31 @@ async def test_a_block_driver_that_claims_to_have_unmounted_is_not_believed(bloc
         await block.all_goes()
 
 
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "with a file for it"])
+async def test_a_refused_publish_leaves_no_device_of_an_earlier_try(block, monkeypatch, is_mapped):
+    device, target = block.layout.block_map("pv", ONE), block.layout.block_publish("pv", ONE)
+    bind = mounts.bind
+
+    def full(source, place, *more):
+        if place == device:
+            raise OSError(28, "No space left on device")  # as many mounts as the kernel allows
+        bind(source, place, *more)
+
+    block.grower.fails = True
+    with monkeypatch.context() as patch:
+        if not is_mapped:
+            patch.setattr(mounts, "bind", full)
+        assert (await block.mount()).failure is Failure.UNCERTAIN
+    assert (device.exists(), device.is_block_device()) == (True, is_mapped)
+    mounts.unmount_all(target)  # a driver may clear up before it refuses
+    target.unlink(missing_ok=True)
+    block.driver.misbehave("NodePublishVolume", "INTERNAL")
+    assert (await block.mount()).failure is Failure.FINAL
+    assert block.volume.state_of(ONE) is State.ABSENT
+    await block.all_goes()
+    assert len(block.driver.named("NodeUnstageVolume")) == 1
+
+
 async def test_a_refused_stage_leaves_what_another_pods_unpublishing_needs(block):
     await block.mount(ONE)
     block.volume.device = State.UNCERTAIN
