@@ -280,7 +280,10 @@ async def _first_wishes(agent: Agent) -> None:
             if pod.is_deleting and not any(c.is_running for a in worker.containers.values() for c in a):
                 continue
             if worker.may_run(pod):
-                agent.volumes.want(pod)
+                try:
+                    agent.volumes.want(pod)
+                except Exception as error:  # its worker tries again, and nothing of the pod is unmounted until then
+                    log.warning("volumes of a pod cannot be made out yet", pod=pod.key, reason=str(error))
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:

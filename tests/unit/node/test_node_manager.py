@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 from types import SimpleNamespace
 
 import msgspec
@@ -10,9 +11,10 @@ import pytest
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.node.layout import Layout, PodUid
+from moorage.node.run import _first_wishes
 from moorage.node.volumes import run
 from moorage.node.volumes.expand import NOT_YET
-from moorage.node.volumes.populate import Needs
+from moorage.node.volumes.populate import Needs, uses_of
 from moorage.node.volumes.run import VolumeManager
 from moorage.node.volumes.world import ActualPod, ActualVolume, CsiSource, Failure, Mount, Outcome, State, Unmount
 
@@ -335,6 +337,71 @@ async def test_a_pod_from_before_a_restart_gets_no_other_volume_in_place_of_its_
     await node.rest()
     assert node.executor.unmounted() == [ONE]
     assert node.manager.is_unmounted(ONE)
+
+
+@pytest.fixture
+def no_descriptors(monkeypatch):
+    """Whoever looks for what pods need finds no descriptor left, until told otherwise."""
+
+    def fail(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "uses_of", fail)
+        yield patch
+
+
+async def test_a_pod_whose_volumes_could_not_be_made_out_is_no_pod_without_volumes(node, no_descriptors):
+    left_by_an_earlier_run(node)
+    one = pod()
+    for _ in range(2):
+        with pytest.raises(OSError, match="Too many"):
+            node.manager.want(one)
+    node.manager.begin()
+    await node.rest()
+    assert node.executor.done == []  # above all, nothing is unmounted
+    assert not node.manager.is_mounted(one)
+    no_descriptors.undo()
+    node.manager.want(one)
+    await node.rest()
+    assert node.executor.mounted() == [("pv-1", ONE)]
+    assert node.manager.is_mounted(one)
+    node.manager.release(ONE)
+    await node.rest()
+    assert node.manager.is_unmounted(ONE)
+
+
+async def test_the_first_wishes_of_a_pod_that_cannot_be_made_out_do_not_end_the_agent(node, no_descriptors):
+    left_by_an_earlier_run(node)
+    worker = SimpleNamespace(pod=pod(), is_gone=False, containers={}, may_run=lambda _pod: True)
+    await _first_wishes(SimpleNamespace(volumes=node.manager, pods=SimpleNamespace(workers={ONE: worker})))
+    node.manager.begin()
+    await node.rest()
+    assert node.executor.done == []
+
+
+async def test_a_change_that_cannot_be_made_out_for_one_pod_is_heard_of_for_the_others(node, monkeypatch):
+    pods = {uid: pod(uid) for uid in (ONE, TWO)}
+    node.cluster.bind("pv-1", phase="Pending")
+    for one in pods.values():
+        node.manager.want(one)
+    await node.rest()
+    node.moved.clear()
+    failing = [True]
+
+    def once(wanted, *more):
+        if failing and failing.pop():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return uses_of(wanted, *more)
+
+    monkeypatch.setattr(run, "uses_of", once)
+    node.bind("pv-1")
+    await node.rest()
+    assert [node.manager.is_mounted(one) for one in pods.values()].count(True) == 1
+    for uid in set(node.moved):
+        node.manager.want(pods[uid])  # as the worker of a pod does that is told to look
+    await node.rest()
+    assert all(node.manager.is_mounted(one) for one in pods.values())
 
 
 async def test_a_pod_from_before_a_restart_that_has_not_begun_follows_its_claim(node):

@@ -84,6 +84,10 @@ def test_a_bound_claim_becomes_a_use_of_its_volume():
     assert (use.source.spec_name, use.source.mount_options, use.source.claim) == ("pv", ("noatime",), "ns/c")
 
 
+def affinity(**expression):
+    return {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+
+
 @pytest.mark.parametrize(
     ("cluster", "words"),
     [
@@ -98,19 +102,13 @@ def test_a_bound_claim_becomes_a_use_of_its_volume():
         (
             Cluster(
                 claim(),
-                volume(
-                    nodeAffinity={
-                        "required": {
-                            "nodeSelectorTerms": [
-                                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
-                            ]
-                        }
-                    }
-                ),
+                volume(nodeAffinity=affinity(key="zone", operator="In", values=["a"])),
                 labels={"zone": "b"},
             ),
             "node affinity",
         ),
+        (Cluster(claim(), volume(nodeAffinity=affinity(key="zone", operator="Like")), labels={}), "Like"),
+        (Cluster(claim(), volume(capacity={"storage": "plenty"})), "plenty"),
     ],
 )
 def test_an_unusable_claim_is_an_error_in_words(cluster, words):

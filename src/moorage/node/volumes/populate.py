@@ -62,7 +62,7 @@ def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
             use = _use(pod, volume, lookup, sync_s)
             _check_mode(use, volume.name, mounted, mapped)
             _check_directory(use, by_volume.values())
-        except (NotUsable, ValueError) as error:
+        except (MoorageError, ValueError) as error:  # quantities and selectors that nobody can read among them
             needs.errors[volume.name] = str(error)
             continue
         known = by_volume.get(use.volume)

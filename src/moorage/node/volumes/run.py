@@ -74,6 +74,7 @@ class VolumeManager:
         self._on_failure = on_failure
         self._clock = clock
         self._wanted: dict[PodUid, Pod] = {}
+        self._behind: set[PodUid] = set()  # wanted, but their volumes could not be made out to the end
         self._seen_at: dict[PodUid, float] = {}
         self._by_claim: dict[str, set[PodUid]] = {}
         self._touched: dict[PodUid, set[VolumeName]] = {}  # a pod's volumes, in either state
@@ -138,7 +139,7 @@ class VolumeManager:
         """The pod is to run here with its volumes; called again whenever the pod changed."""
         uid = PodUid(pod.uid)
         known = self._wanted.get(uid)
-        if known is pod:  # whatever else it depends on tells by itself that it has changed
+        if known is pod and uid not in self._behind:  # whatever else it depends on tells by itself that it has changed
             return
         self._wanted[uid] = pod
         if known is None:
@@ -150,6 +151,7 @@ class VolumeManager:
     def release(self, uid: PodUid) -> None:
         """The pod's processes have ended: its volumes may go."""
         pod = self._wanted.pop(uid, None)
+        self._behind.discard(uid)
         self._seen_at.pop(uid, None)
         self.world.held.discard(uid)
         self.world.leaving.pop(uid, None)
@@ -197,7 +199,7 @@ class VolumeManager:
     def is_mounted(self, pod: Pod) -> bool:
         """Every volume that the pod needs is there, confirmed by its driver."""
         uid = PodUid(pod.uid)
-        if uid not in self._wanted or self._errors.get(uid):
+        if uid not in self._wanted or uid in self._behind or self._errors.get(uid):
             return False
         return all(self._is_mounted(use) for use in self._uses_of(uid))
 
@@ -395,11 +397,26 @@ class VolumeManager:
     def _repopulate(self, uids: object) -> None:
         for uid in list(uids):  # type: ignore[call-overload]
             pod = self._wanted.get(uid)
-            if pod is not None:
+            if pod is None:
+                continue
+            try:
                 self._populate(pod)
+            except Exception:  # the others hear of it all the same, and whoever cares for this one wants it once more
+                log.exception("volumes of a pod cannot be made out", pod=pod.key)
+                self.on_moved(uid)
 
     def _populate(self, pod: Pod) -> None:
+        """What fails on the way is made good by the next `want`, and takes nothing from the pod until then."""
         uid = PodUid(pod.uid)
+        self._behind.add(uid)
+        try:
+            self._fill(pod, uid)
+        except Exception:
+            self.world.held.add(uid)
+            raise
+        self._behind.discard(uid)
+
+    def _fill(self, pod: Pod, uid: PodUid) -> None:
         needs = uses_of(pod, self._sources, self._sync_s)
         wanted = {use.volume: use for use in needs.uses}
         touched = self._touched.setdefault(uid, set())
