@@ -214,13 +214,15 @@ def unmount_all(target: str | Path) -> int:
 
 def is_corrupted(path: str | Path) -> bool:
     """Whether a path answers with the errors of a dead mount (its server or device is gone)."""
+    telling = _CORRUPT
     try:
         status = os.stat(path)
+        telling = _CORRUPT - {errno.EACCES}  # one that lives may keep root from listing a directory, as NFS does
         if stat.S_ISDIR(status.st_mode):
             with os.scandir(path) as entries:
                 next(entries, None)
     except OSError as failed:
-        return failed.errno in _CORRUPT
+        return failed.errno in telling
     return False
 
 

@@ -1,8 +1,10 @@
-"""Mounts that answer with errors: EIO and ESTALE of a server that lives, EIO of a filesystem that was shut down."""
+"""Mounts that answer with errors: EIO and ESTALE of a server that lives, EIO of a filesystem that was shut down. EACCES
+is none of them: a filesystem lives although root may not list it."""
 
 import errno
 import fcntl
 import os
+import stat
 import struct
 import threading
 
@@ -16,6 +18,7 @@ from moorage.node.volumes.observe import observe
 
 pytestmark = pytest.mark.root
 _IN, _OUT = struct.Struct("=IIQQIIII"), struct.Struct("=IiQ")
+_GETATTR = 3
 _INIT, _SILENT = 26, frozenset({2, 36, 38, 42})  # FORGET, INTERRUPT, DESTROY and BATCH_FORGET want no answer
 _XFS_GOING_DOWN = 0x8004587D
 
@@ -33,6 +36,9 @@ class Refusing:
         thread = threading.Thread(target=self._serve, args=(server,), name="refusing filesystem")
         thread.start()
         self._threads.append(thread)
+        self._check(target)
+
+    def _check(self, target):
         with pytest.raises(OSError, match=os.strerror(self._number)):
             os.stat(target)
         assert mounts.is_corrupted(target)
@@ -52,12 +58,41 @@ class Refusing:
                     body = struct.pack("=IIIIHHIIHHIII24x", 7, 31, 4096, 0, 12, 10, 4096, 1, 0, 0, 0, 0, 0)[:64]
                     os.write(server, _OUT.pack(_OUT.size + len(body), 0, unique) + body)
                 elif opcode not in _SILENT:
-                    os.write(server, _OUT.pack(_OUT.size, -self._number, unique))
+                    self._answer(server, opcode, unique)
         except OSError as error:
             if error.errno not in (errno.ENODEV, errno.ENOENT):  # unmounted
                 raise
         finally:
             os.close(server)
+
+    def _answer(self, server, opcode, unique):
+        os.write(server, _OUT.pack(_OUT.size, -self._number, unique))
+
+
+class KeepingRootOut(Refusing):
+    """A filesystem whose top is a directory of somebody, mode 0700, on a server that takes root for nobody."""
+
+    def __init__(self):
+        super().__init__(errno.EACCES)
+
+    def _check(self, target):
+        assert stat.S_IMODE(os.stat(target).st_mode) == 0o700
+        with pytest.raises(PermissionError):
+            os.listdir(target)
+
+    def _answer(self, server, opcode, unique):
+        if opcode != _GETATTR:
+            super()._answer(server, opcode, unique)
+            return
+        body = struct.pack("=QI4xQ52xIIII12x", 1, 0, 1, stat.S_IFDIR | 0o700, 2, 999, 999)
+        os.write(server, _OUT.pack(_OUT.size + len(body), 0, unique) + body)
+
+
+@pytest.fixture
+def keeping_root_out():
+    made = KeepingRootOut()
+    yield made
+    assert made.ended()
 
 
 @pytest.fixture(params=[errno.EIO, errno.ESTALE], ids=["EIO", "ESTALE"])
@@ -119,6 +154,29 @@ async def test_dead_mounts_found_after_a_restart_are_made_anew(lab, refusing):
         await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
         assert (lab.target(pod) / "kept").read_text() == "data"
         await end(lab, driver, "p1")
+
+
+async def test_a_volume_that_root_may_not_list_is_alive_and_stays_where_it_is(lab, keeping_root_out):
+    await lab.driver_object()
+    await lab.volume()
+    async with lab.driver() as driver:
+        place = driver.data / "vol-c1"
+        place.mkdir()
+        keeping_root_out.mount(place)
+        try:
+            await lab.start_agent()
+            pod = await lab.pod()
+            await lab.phase("p1", "Running")
+            places = (lab.target(pod), staging_of(lab))
+            for one in places:  # a mark that goes with the mount
+                libc.mount("none", str(one), "", mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_NOEXEC, "")
+            await lab.crash_agent()
+            agent = await lab.start_agent()
+            await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
+            assert ["noexec" in mountinfo.mount_at(one).options for one in places] == [True, True]
+            await lab.end("p1")
+        finally:
+            mounts.unmount(place, lazy=True)
 
 
 async def test_the_next_pod_gets_a_volume_whose_staged_mount_died(lab, refusing):

@@ -1,5 +1,6 @@
 """Files, commands and signatures, as far as they need no root."""
 
+import errno
 import os
 import subprocess
 
@@ -141,6 +142,24 @@ def test_data_ranges_are_what_is_not_a_hole(tmp_path):
         assert list(extents.data_ranges(file.fileno())) == [Range(MIB, 4096)]
         ((logical, _, length, _),) = extents.extents_of(file.fileno())
         assert (logical, length) == (MIB, 4096)
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "is_dead"),
+    [
+        ("stat", errno.EACCES, True),
+        ("stat", errno.EIO, True),
+        ("scandir", errno.EIO, True),
+        ("scandir", errno.EACCES, False),  # root may not list a directory of somebody else on an NFS export
+    ],
+)
+def test_corruption_is_not_a_directory_that_root_may_not_list(tmp_path, monkeypatch, call, number, is_dead):
+    def fail(_path):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mounts.os, call, fail)
+        assert mounts.is_corrupted(tmp_path) is is_dead
 
 
 def test_corruption_is_not_mere_absence(tmp_path):
