@@ -41,7 +41,7 @@ class Api:
         }
         self.tokens, self.forgotten = [], []
 
-    async def shared(self, kind, name, namespace):
+    async def shared(self, kind, name, pod):
         return self.objects.get((kind, name))
 
     async def token(self, pod, audience, expiration_s):

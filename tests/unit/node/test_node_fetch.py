@@ -3,12 +3,13 @@
 import asyncio
 import json
 import math
+import time
 
 import pytest
 from msgspec import convert
 
 from moorage.kube.errors import ApiError
-from moorage.kube.objects.core import Node, PersistentVolumeClaim, Secret
+from moorage.kube.objects.core import Node, PersistentVolumeClaim, Pod, Secret
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
 from moorage.node.layout import PodUid, attachment_name, csi_volume_name
 from moorage.node.volumes import fetch as module
@@ -32,6 +33,8 @@ class Api:
 
     def __init__(self):
         self.objects, self.asked, self.fails = {}, [], False
+        self.finds, self.may_answer = 0, asyncio.Event()
+        self.may_answer.set()
         self.ends, self.token = "2026-01-01T01:00:00Z", "token-{}"
 
     def put(self, kind, name, document):
@@ -40,7 +43,10 @@ class Api:
     async def find(self, kind, name, namespace=""):
         if self.fails:
             raise ApiError(500, "InternalError", "no answer")
-        return self.objects.get((kind, name))
+        self.finds += 1
+        found = self.objects.get((kind, name))
+        await self.may_answer.wait()
+        return found
 
     async def get(self, kind, name, namespace=""):
         found = await self.find(kind, name, namespace)
@@ -173,6 +179,74 @@ def _secret(name):
     from moorage.kube.objects.meta import SecretReference
 
     return SecretReference(name=name, namespace="ns")
+
+
+class Seen:
+    """Pods that come one after the other, and what they find in the secret `s`."""
+
+    def __init__(self, api, drivers):
+        self.api, self.at = api, {}
+        self.fetch = Fetch(api, "n", drivers, LiveClaims(api), self.at.__getitem__)
+
+    def change(self, text):
+        self.api.put(Secret, "s", {"data": {"key": text}})
+
+    def pod(self):
+        uid = f"uid-{len(self.at)}"
+        self.at[uid] = time.monotonic()
+        return convert({"metadata": {"name": uid, "namespace": "ns", "uid": uid}}, Pod)
+
+    async def found(self, pod):
+        secret = await self.fetch.shared(Secret, "s", pod)
+        return secret.data["key"] if secret is not None else None
+
+
+@pytest.fixture
+def seen(api, drivers):
+    return Seen(api, drivers)
+
+
+async def test_a_pod_made_after_a_secret_was_changed_gets_the_new_one(seen):
+    one = seen.pod()
+    assert await seen.found(one) is None
+    seen.change("first")
+    assert await seen.found(seen.pod()) == "first"
+    seen.change("second")
+    assert await seen.found(seen.pod()) == "second"
+
+
+async def test_pods_that_come_together_share_a_read_and_the_next_ones_the_next(seen):
+    seen.change("first")
+    seen.api.may_answer.clear()
+    waiting = [asyncio.create_task(seen.found(pod)) for pod in [seen.pod() for _ in range(200)]]
+    while not seen.api.finds:
+        await asyncio.sleep(0)
+    seen.change("second")  # the answer to the first read is on its way
+    later = [asyncio.create_task(seen.found(pod)) for pod in [seen.pod() for _ in range(200)]]
+    await asyncio.sleep(0)
+    seen.api.may_answer.set()
+    assert set(await asyncio.gather(*waiting)) == {"first"}
+    assert set(await asyncio.gather(*later)) == {"second"}
+    assert seen.api.finds == 2
+
+
+async def test_a_secret_is_read_again_for_a_pod_that_has_long_been_there(seen, monkeypatch):
+    pod = seen.pod()
+    seen.change("first")
+    assert await seen.found(pod) == "first"
+    seen.change("second")
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 3)
+    assert await seen.found(pod) == "second"
+
+
+async def test_a_secret_that_cannot_be_read_now_is_read_the_next_time(seen):
+    seen.change("first")
+    seen.api.fails = True
+    with pytest.raises(ApiError):
+        await seen.found(seen.pod())
+    seen.api.fails = False
+    assert await seen.found(seen.pod()) == "first"
 
 
 async def test_each_audience_gets_a_token_of_the_pod_with_the_life_that_was_asked_for(api, drivers, fetch):

@@ -25,7 +25,7 @@ SECRETS = {"sec": {"p": "pass", "K": "secret"}}
 class Objects:
     """ConfigMaps and secrets of one namespace."""
 
-    async def shared(self, kind, name, _namespace):
+    async def shared(self, kind, name, _pod):
         if kind is ConfigMap and name in MAPS:
             return ConfigMap(data=MAPS[name])
         if kind is Secret and name in SECRETS:

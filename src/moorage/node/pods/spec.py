@@ -241,7 +241,7 @@ class SpecMaker:
         return None
 
     async def _data(self, pod: Pod, kind: type[ConfigMap] | type[Secret], name: str, optional: bool) -> dict[str, str]:
-        found = await self._fetch.shared(kind, name, pod.namespace)
+        found = await self._fetch.shared(kind, name, pod)
         if found is None:
             if optional:
                 return {}

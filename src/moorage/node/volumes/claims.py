@@ -8,15 +8,14 @@ pods start together, and claims may be listed, one list is newer than all of the
 """
 
 import asyncio
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from moorage.kube.byname import ByNameInformer
 from moorage.kube.client import Client
 from moorage.kube.errors import Forbidden
 from moorage.kube.objects.core import PersistentVolumeClaim
 from moorage.log import get_logger
+from moorage.node.volumes.reads import Reads, not_long_ago
 
 log = get_logger(__name__)
 
@@ -26,12 +25,6 @@ _AT_ONCE = 8  # of hundreds of pods that start together: more would open a conne
 _MANY = 8  # volumes under way; for fewer, single reads are sooner there
 _WORTH = 16  # claims in one list that take about as long as one read
 _FRESH_S = 5.0  # whoever tries again later reads again
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    began: float
-    claims: dict[str, Claim]
 
 
 class LiveClaims:
@@ -47,18 +40,16 @@ class LiveClaims:
         self._heard = heard
         self._under_way = under_way
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._listed: dict[str, _Listed] = {}
-        self._listing: dict[str, asyncio.Task[_Listed]] = {}
+        self._lists = Reads(self._list)
 
     async def read(self, namespace: str, name: str, since: float) -> Claim | None:
         """The claim as it was at some moment after `since` (of the monotonic clock) and not long ago."""
-        now = time.monotonic()
-        since = min(max(since, now - _FRESH_S), now)
+        since = not_long_ago(since, _FRESH_S)
         if self._heard is not None and self._heard.read_at(f"{namespace}/{name}") > since:
             return self._heard.get(f"{namespace}/{name}")
         if self._is_worth_a_list():
             try:
-                return (await self._list_since(namespace, since)).claims.get(name)
+                return (await self._lists.since(namespace, since)).get(name)
             except Forbidden as error:
                 log.debug("claims are read one by one", namespace=namespace, reason=str(error))
         async with self._slots:
@@ -72,27 +63,10 @@ class LiveClaims:
     def _is_worth_a_list(self) -> bool:
         under_way = self._under_way()
         if self._heard is None or self._heard.is_by_name or under_way <= _MANY:
-            self._listed.clear()
+            self._lists.forget()
             return False
         return len(self._heard) <= under_way * _WORTH
 
-    async def _list_since(self, namespace: str, since: float) -> _Listed:
-        """One list at a time: who comes while it is under way shares the next."""
-        while True:
-            known = self._listed.get(namespace)
-            if known is not None and known.began > since:
-                return known
-            task = self._listing.get(namespace)
-            if task is None:
-                task = asyncio.create_task(self._list(namespace), name=f"claims-of-{namespace}")
-                self._listing[namespace] = task
-            await asyncio.shield(task)
-
-    async def _list(self, namespace: str) -> _Listed:
-        began = time.monotonic()
-        try:
-            found = await self._client.list(Claim, namespace)
-            listed = self._listed[namespace] = _Listed(began, {claim.name: claim for claim in found.items})
-            return listed
-        finally:
-            del self._listing[namespace]
+    async def _list(self, namespace: str) -> dict[str, Claim]:
+        found = await self._client.list(Claim, namespace)
+        return {claim.name: claim for claim in found.items}

@@ -17,19 +17,20 @@ from moorage.errors import MoorageError
 from moorage.kube.client import Client
 from moorage.kube.errors import ApiError
 from moorage.kube.informer import Informer
-from moorage.kube.objects.core import ConfigMap, Node, Secret, ServiceAccount
+from moorage.kube.objects.core import ConfigMap, Node, Pod, Secret, ServiceAccount
 from moorage.kube.objects.meta import SecretReference, seconds_of
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
 from moorage.node.layout import PodUid, attachment_name
 from moorage.node.volumes import wire
 from moorage.node.volumes.claims import LiveClaims
+from moorage.node.volumes.reads import Reads, not_long_ago
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
 
 _DEFAULT_TOKEN_S = 3600
 _TOKEN_KEPT_S = 24 * 3600.0  # at most, however long a token lives
 _LOOK_AGAIN_S = 10.0  # whether pods have gone whose tokens are kept
-_FRESH_S = 2.0  # pods started together read a shared secret or configMap once
+_FRESH_S = 2.0  # whoever fills a volume once more later reads again
 
 
 class Fetch:
@@ -50,7 +51,7 @@ class Fetch:
         self._pod_seen_at = seen_at  # when, of the monotonic clock, a pod was first heard of; never, once it has gone
         self._tokens: dict[tuple[PodUid, str], tuple[float, str, str]] = {}
         self._next_look: asyncio.TimerHandle | None = None
-        self._recent: dict[tuple[type[Any], str], tuple[float, Any]] = {}
+        self._shared = Reads(self._find)
 
     def driver_spec(self, name: str) -> CsiDriverSpec | None:
         found = self._drivers.get(name)
@@ -146,18 +147,15 @@ class Fetch:
             shown = f"{reference.namespace}/{reference.name}"
             raise _not_asked(f"secret {shown} cannot be used: {error}") from error
 
-    async def shared(self, kind: type[Any], name: str, namespace: str) -> Any:
-        """A secret or configMap for a plain volume, or None; read once for pods that start together."""
-        key = (kind, f"{namespace}/{name}")
-        now = time.monotonic()
-        known = self._recent.get(key)
-        if known is not None and now - known[0] < _FRESH_S:
-            return known[1]
-        if len(self._recent) > 512:
-            self._recent.clear()
-        found = await self._client.find(kind, name, namespace)
-        self._recent[key] = (now, found)
-        return found
+    async def shared(self, kind: type[Any], name: str, pod: Pod) -> Any:
+        """A secret or configMap of the pod's namespace, or None, as it was after the pod was first seen: who changes
+        one and then makes a pod counts on that. Pods that start together share a read."""
+        since = not_long_ago(self._seen_at(PodUid(pod.uid)), _FRESH_S)
+        return await self._shared.since((kind, pod.namespace, name), since)
+
+    async def _find(self, key: tuple[type[Any], str, str]) -> Any:
+        kind, namespace, name = key
+        return await self._client.find(kind, name, namespace)
 
     async def token(self, pod: PodRef, audience: str, expiration_s: int | None) -> tuple[str, str]:
         """A token of the pod's account bound to the pod, and when it ends; kept until 80 % of its life is over."""

@@ -153,7 +153,7 @@ class PlainMounter:
         raise StepFailed(Failure.TRANSIENT, "pod", f"projected source {', '.join(part)} is not made by this node agent")
 
     async def _secret(self, pod: Pod, name: str, items: list[KeyToPath], mode: int, optional: bool) -> dict[str, File]:
-        found: Secret | None = await self._fetch.shared(Secret, name, pod.namespace)
+        found: Secret | None = await self._fetch.shared(Secret, name, pod)
         if found is None:
             return _missing(f"secret {pod.namespace}/{name}", optional)
         data = {key: base64.b64decode(value) for key, value in found.data.items()}
@@ -162,7 +162,7 @@ class PlainMounter:
     async def _config_map(
         self, pod: Pod, name: str, items: list[KeyToPath], mode: int, optional: bool
     ) -> dict[str, File]:
-        found: ConfigMap | None = await self._fetch.shared(ConfigMap, name, pod.namespace)
+        found: ConfigMap | None = await self._fetch.shared(ConfigMap, name, pod)
         if found is None:
             return _missing(f"configmap {pod.namespace}/{name}", optional)
         data = {key: value.encode() for key, value in found.data.items()}
