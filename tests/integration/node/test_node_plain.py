@@ -208,6 +208,24 @@ async def test_nothing_at_all_is_a_mode_as_well(bench, body):
     await bench.remove(body)
 
 
+@pytest.mark.parametrize(
+    "sources",
+    [[], [{}], [{"downwardAPI": {}}], [{"downwardAPI": {"items": []}}, {"secret": None}]],
+    ids=["no source", "nothing", "no items", "several"],
+)
+async def test_a_projected_volume_of_nothing_is_an_empty_directory(bench, sources):
+    body = {"projected": {"sources": sources}}
+    place = await bench.make(body)
+    assert [one.name for one in place.iterdir() if not one.name.startswith("..")] == []
+    await bench.remove(body)
+
+
+async def test_a_source_that_nobody_makes_is_named(bench):
+    body = {"projected": {"sources": [{"secret": {"name": "s"}}, {"clusterTrustBundle": {}, "secret": None}]}}
+    with pytest.raises(StepFailed, match="projected source clusterTrustBundle is not made"):
+        await bench.make(body)
+
+
 async def test_a_volume_that_could_be_made_in_part_only_goes_with_its_pod(bench):
     items = [{"key": "user", "path": "x"}, {"key": "password", "path": "x/y"}]
     body = {"secret": {"secretName": "s", "items": items}}

@@ -137,20 +137,23 @@ class PlainMounter:
         return files
 
     async def _projected(self, use: Use, pod: Pod, part: dict[str, Any], mode: int) -> dict[str, File]:
-        if token := part.get("serviceAccountToken"):
+        if (token := part.get("serviceAccountToken")) is not None:
             text, _ = await self._fetch.token(
                 use.pod, str(token.get("audience") or ""), int(token.get("expirationSeconds") or 3600)
             )
             uid = _only_user(pod)
             is_ones_own = uid is not None or use.fs_group is not None
             return {str(token.get("path")): File(text.encode(), 0o600 if is_ones_own else mode, uid)}
-        if held := part.get("secret"):
+        if (held := part.get("secret")) is not None:
             return await self._secret(pod, held.get("name", ""), _items(held), mode, bool(held.get("optional")))
-        if held := part.get("configMap"):
+        if (held := part.get("configMap")) is not None:
             return await self._config_map(pod, held.get("name", ""), _items(held), mode, bool(held.get("optional")))
-        if held := part.get("downwardAPI"):
+        if (held := part.get("downwardAPI")) is not None:
             return _downward(pod, held, mode)
-        raise StepFailed(Failure.TRANSIENT, "pod", f"projected source {', '.join(part)} is not made by this node agent")
+        others = ", ".join(kind for kind, held in part.items() if held is not None)
+        if others:
+            raise StepFailed(Failure.TRANSIENT, "pod", f"projected source {others} is not made by this node agent")
+        return {}  # a source of nothing is allowed
 
     async def _secret(self, pod: Pod, name: str, items: list[KeyToPath], mode: int, optional: bool) -> dict[str, File]:
         found: Secret | None = await self._fetch.shared(Secret, name, pod)
