@@ -1,6 +1,7 @@
 """Volumes that the agent makes itself: where their files lie, who may read them, what is said of missing ones."""
 
 import base64
+import errno
 import os
 import stat
 import threading
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from moorage.host import mountinfo, mounts
+from moorage.host.errors import HostError
 from moorage.kube.objects.core import ConfigMap, Pod, Secret
 from moorage.node import looks
 from moorage.node.layout import Layout, PodUid, pod_volume_name
@@ -126,6 +128,63 @@ async def test_an_empty_dir_in_memory_is_no_larger_than_it_may_be(bench):
     with pytest.raises(OSError, match="No space left"):
         (place / "large").write_bytes(b"x" * (2 << 20))
     await bench.remove({"emptyDir": {}})
+
+
+MEMORY = {"emptyDir": {"medium": "Memory"}}
+
+
+def knows_no_swap(path):
+    """Whether the kernel can keep a tmpfs from being swapped out."""
+    try:
+        mounts.mount("none", path, "tmpfs", ["noswap"])
+    except HostError:
+        return False
+    mounts.unmount(path)
+    return True
+
+
+@pytest.mark.parametrize(
+    "body", [{"secret": {"secretName": "s"}}, PROJECTED, MEMORY], ids=["secret", "projected", "memory"]
+)
+async def test_what_is_in_memory_is_not_swapped_out(bench, tmp_path, cannot_run, body):
+    if not knows_no_swap(tmp_path):
+        cannot_run("this kernel has no tmpfs without swap")
+    place = await bench.make(body)
+    assert "noswap" in mountinfo.mount_at(place).super_options
+    await bench.remove(body)
+
+
+async def test_a_kernel_that_does_not_know_how_to_keep_a_tmpfs_from_swap_is_asked_once(bench, monkeypatch):
+    asked, mount = [], mounts.mount
+
+    def old(source, target, fstype, options):
+        asked.append("noswap" in options)
+        if "noswap" in options:
+            raise HostError("mount tmpfs: Invalid argument (EINVAL)", errno.EINVAL)
+        mount(source, target, fstype, options)
+
+    monkeypatch.setattr(mounts, "mount", old)
+    for _ in range(2):
+        place = await bench.make(MEMORY, fs_group=4321)
+        assert (mode_of(place), place.stat().st_gid) == (0o2777, 4321)
+        await bench.remove(MEMORY)
+    assert asked == [True, False, False]
+
+
+async def test_another_option_that_is_wrong_is_not_held_against_the_kernel(bench, monkeypatch):
+    mount = mounts.mount
+
+    def wrong(*_):
+        raise HostError("mount tmpfs: Invalid argument (EINVAL)", errno.EINVAL)
+
+    monkeypatch.setattr(mounts, "mount", wrong)
+    with pytest.raises(StepFailed, match="Invalid argument"):
+        await bench.make(MEMORY)
+    seen = []
+    monkeypatch.setattr(mounts, "mount", lambda *all_of: seen.append(all_of[3]) or mount(*all_of))
+    await bench.make(MEMORY)
+    assert "noswap" in seen[0]
+    await bench.remove(MEMORY)
 
 
 async def test_keys_paths_and_modes_are_those_of_the_pod(bench):

@@ -1,10 +1,11 @@
 """Volumes that the agent makes itself: emptyDir, secret, configMap, projected, downwardAPI, hostPath.
 
-Owns: their directories below the pod, and a tmpfs for what must not reach a disk.
+Owns: their directories below the pod, and a tmpfs for what must not reach a disk, by way of swap neither.
 Start reading at: `PlainMounter.publish`.
 """
 
 import base64
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 
 from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
+from moorage.host.errors import HostError
 from moorage.kube.objects.core import ConfigMap, KeyToPath, Pod, PodVolume, Secret
 from moorage.kube.quantity import Quantity
+from moorage.log import get_logger
 from moorage.node import fields
 from moorage.node.layout import Layout, PodUid
 from moorage.node.looks import DoesNotAnswer, look
@@ -25,6 +28,8 @@ from moorage.node.volumes.fetch import Fetch
 from moorage.node.volumes.payload import File, write_payload
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.world import ActualVolume, Failure, PlainSource, State, Use
+
+log = get_logger(__name__)
 
 _TMPFS_SOURCE = "moorage-volume"
 _IN_MEMORY = frozenset({"kubernetes.io/secret", "kubernetes.io/projected"})
@@ -70,6 +75,7 @@ class PlainMounter:
     def __init__(self, layout: Layout, fetch: Fetch) -> None:
         self._layout = layout
         self._fetch = fetch
+        self._no_swap = ["noswap"]  # empty once the kernel has refused it
 
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         """There is no device."""
@@ -109,12 +115,24 @@ class PlainMounter:
             size = [f"size={Quantity.parse(limit).value}"] if limit else []
             # The group at once, not in a second step: what exists is complete.
             group = ["mode=0777"] if use.fs_group is None else ["mode=02777", f"gid={use.fs_group}"]
-            mounts.mount(_TMPFS_SOURCE, directory, "tmpfs", [*group, "nodev", "nosuid", *size])
+            self._mount_tmpfs(directory, [*group, "nodev", "nosuid", *size])
         if payload is not None:
             directory.mkdir(parents=True, exist_ok=True, mode=0o755)
             write_payload(directory, payload, use.fs_group)
         elif not in_memory and not directory.is_dir():
             _make_empty(directory, use.fs_group)
+
+    def _mount_tmpfs(self, directory: Path, options: list[str]) -> None:
+        """Kernels before 6.4 do not know how to keep a tmpfs from being swapped out, and none does so in a user
+        namespace."""
+        try:
+            mounts.mount(_TMPFS_SOURCE, directory, "tmpfs", [*options, *self._no_swap])
+        except HostError as error:
+            if error.errno != errno.EINVAL or not self._no_swap:
+                raise
+            mounts.mount(_TMPFS_SOURCE, directory, "tmpfs", options)
+            self._no_swap = []
+            log.warning("volumes in memory may be swapped out: the kernel knows no tmpfs without swap")
 
     async def _payload(self, use: Use, body: PlainBody) -> dict[str, File]:
         volume, pod = body.volume, body.pod
