@@ -8,7 +8,7 @@ Start reading at: `ScriptedDriver.misbehave`.
 import asyncio
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,8 @@ class ScriptedDriver:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     told: list[reg.RegistrationStatus] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    counts: bool = False  # as the official host-path driver does: what is published twice has to be unpublished twice
+    published: Counter[str] = field(default_factory=Counter)
     _script: dict[str, deque[Misbehaviour]] = field(default_factory=dict)
     _servers: list[Any] = field(default_factory=list)
     _released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -224,6 +226,8 @@ class ScriptedDriver:
         return pb.NodeStageVolumeResponse()
 
     async def _NodeUnstageVolume(self, request: pb.NodeUnstageVolumeRequest) -> pb.NodeUnstageVolumeResponse:
+        if self.counts and self.published.total():
+            raise RuntimeError(f"volume is still published at {sorted(self.published.elements())}")
         mounts.unmount_all(request.staging_target_path)
         return pb.NodeUnstageVolumeResponse()
 
@@ -241,11 +245,13 @@ class ScriptedDriver:
         if not _is_mount_point(target):
             target.mkdir(exist_ok=True)
             mounts.bind(source, target, ["ro"] if request.readonly else [])
+            self.published[str(target)] += 1
         return pb.NodePublishVolumeResponse()
 
     async def _NodeUnpublishVolume(self, request: pb.NodeUnpublishVolumeRequest) -> pb.NodeUnpublishVolumeResponse:
         target = Path(request.target_path)
         mounts.unmount_all(target)
+        self.published -= Counter((str(target),))
         if target.is_dir():
             target.rmdir()
         else:

@@ -6,6 +6,7 @@ Start reading at: `FilesystemMounter`.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,8 +35,6 @@ from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, State, 
 
 log = get_logger(__name__)
 
-_ANSWER_S = 10.0  # a mount that does not answer within this time is not asked again now
-
 Progress = Callable[[Use, int], None]
 
 
@@ -52,6 +51,7 @@ class FilesystemMounter:
         self._progress = progress
         self._undone = Undone()
         self._mounted_at: set[Path] = set()  # staging paths at which a driver has mounted something
+        self._asked_again: set[Path] = set()  # where a lost mount is being made anew, until it is there
 
     async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None:
         source = _csi(use.source)
@@ -99,9 +99,11 @@ class FilesystemMounter:
         async with confirming(self._fetch.confirm_claim(use.pod, source) if not may_be_used else None):
             extras = await self._fetch.for_publish(use, source)
             attachment = attachment_name(source.driver, source.handle, self._node)
-            metadata.write(directory, metadata.for_pod(source, self._node, attachment, extras.se_linux_context))
             if state is State.UNCERTAIN:
                 await remove_dead_mount(target, "pod")
+            data = metadata.for_pod(source, self._node, attachment, extras.se_linux_context)
+            times = self._times(directory, target, state) if may_be_used and not source.is_ephemeral else 1
+            metadata.write(directory, metadata.with_times(data, times))
             is_staged = rules.STAGE in capabilities and not source.is_ephemeral
             staging = self._layout.staging_target(source.driver, source.handle) if is_staged else None
             request = wire.publish_request(use, source, staging, target, extras, capabilities)
@@ -111,9 +113,19 @@ class FilesystemMounter:
                 if error.failure is Failure.FINAL and not may_be_used:
                     self._after_refusal(target, directory, error)
                 raise
+        self._asked_again.discard(target)
         with after_asking("pod"):
             if rules.agent_applies_fs_group(use, self._fetch.driver_spec(source.driver), capabilities):
                 await self._apply_group(use, target)
+
+    def _times(self, directory: Path, target: Path, state: State) -> int:
+        """How often the driver will have been asked to publish this. Some drivers count that, and do not unstage before
+        they were asked as often to undo it: so it counts when one is asked again because its mount is gone."""
+        times = metadata.times_published(_read_or_none(directory))
+        if state is State.MOUNTED or target in self._asked_again or _is_mounted(target):
+            return times
+        self._asked_again.add(target)
+        return times + 1
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None:
         source = _csi(volume.source_of(uid))
@@ -126,7 +138,9 @@ class FilesystemMounter:
             driver, _ = await driver_and_capabilities(self._registry, data["driverName"], "pod")
             await in_thread(uncover, target)
             request = pb.NodeUnpublishVolumeRequest(volume_id=data["volumeHandle"], target_path=str(target))
-            await called("pod", driver.client.NodeUnpublishVolume(request))
+            for _ in range(metadata.times_published(data)):
+                await called("pod", driver.client.NodeUnpublishVolume(request))
+        self._asked_again.discard(target)
         await in_thread(self._undone.check, target, "pod")
         remove_empty(target)
         metadata.remove(directory)
@@ -237,6 +251,12 @@ def _data_or(directory: Path, target: Path, source: CsiSource) -> Mapping[str, s
         log.warning("volume data is unreadable", reason=str(error))
         return known
     return known if data is None and _is_mounted(target) else data
+
+
+def _read_or_none(directory: Path) -> Mapping[str, str] | None:
+    with contextlib.suppress(metadata.UnreadableVolumeData):  # it is about to be written anew
+        return metadata.read(directory)
+    return None
 
 
 def _is_mounted(target: Path) -> bool:

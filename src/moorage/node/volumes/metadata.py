@@ -7,12 +7,15 @@ so a crash at any point leaves enough to clean up with.
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from moorage.errors import MoorageError
 from moorage.node.volumes.world import CsiSource
 
 NAME = "vol_data.json"
+_TIMES = "publishedTimes"  # of ours: a kubelet passes over it
+_MOST_TIMES = 100  # whoever wrote more into the file did not mean it
 
 
 class UnreadableVolumeData(MoorageError):
@@ -28,6 +31,16 @@ def for_pod(source: CsiSource, node: str, attachment: str, se_linux_context: str
     mode = {} if source.is_block else {"volumeLifecycleMode": "Ephemeral" if source.is_ephemeral else "Persistent"}
     named = {"specVolID": source.spec_name, "nodeName": node, "attachmentID": attachment}
     return for_device(source, se_linux_context) | named | mode
+
+
+def times_published(data: Mapping[str, str] | None) -> int:
+    """How often a driver was asked to publish what it may have published before."""
+    told = (data or {}).get(_TIMES, "")
+    return min(max(int(told), 1), _MOST_TIMES) if told.isdecimal() else 1
+
+
+def with_times(data: dict[str, str], times: int) -> dict[str, str]:
+    return {**data, _TIMES: str(times)} if times > 1 else data
 
 
 def make_directory(path: Path | str) -> None:
