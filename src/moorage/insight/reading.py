@@ -336,7 +336,7 @@ class Reader:
             await self._once((kind, key, "one"), self._get, kind, key)
 
     async def _get(self, kind: type[KubeObject], key: str) -> None:
-        namespace, _, name = key.rpartition("/")
+        namespace, name = kind.resource.split(key)
         try:
             found = await self._client.find(kind, name, namespace)
         except ApiError as error:
@@ -359,7 +359,7 @@ class Reader:
 
     async def events(self, kind: type[KubeObject], key: str) -> None:
         """The events about one object, by its name: it can be asked for before its uid is known."""
-        namespace, _, name = key.rpartition("/")
+        namespace, name = kind.resource.split(key)
         chosen = f"involvedObject.name={name},involvedObject.kind={kind.resource.kind}"
         await self._once((Event, kind, key), self._events, namespace or "default", chosen)
 

@@ -109,7 +109,7 @@ class ByNameInformer(Informer[T]):
             return
 
     async def _look(self, key: str, gate: asyncio.Semaphore) -> None:
-        namespace, _, name = key.rpartition("/")
+        namespace, name = self.kind.resource.split(key)
         is_right = False
         try:
             async with gate:

@@ -12,7 +12,7 @@ import time
 import aiohttp
 import pytest
 
-from moorage.kube.objects.core import ConfigMap, Event, Pod, Secret
+from moorage.kube.objects.core import ConfigMap, Event, Namespace, Pod, Secret
 from moorage.node.pods import launch
 from moorage.node.pods.cgroups import Cgroups
 from moorage.node.pods.runtime import read_state
@@ -151,6 +151,28 @@ async def test_environment_user_and_files_come_from_the_pod(lab):
     assert text.splitlines() == ["12 p1 pass v", "1234", "0 77", "textpassv", "/v", "tmpfs", "cannot write"]
     await lab.until(lambda: not lab.mounted())
     await lab.stop_agent()
+
+
+@pytest.mark.parametrize("name", ["../../other/secrets/sec", "%2e%2e/%2e%2e/other/secrets/sec"])
+async def test_a_secret_of_another_namespace_cannot_be_named(lab, name):
+    await lab.client.create(Namespace, {"metadata": {"name": "other"}})
+    await lab.client.create(Secret, {"metadata": {"name": "sec"}, "data": {"p": "cGFzcw=="}}, "other")
+    await lab.start_agent()
+    env = [{"name": "PASS", "valueFrom": {"secretKeyRef": {"name": name, "key": "p"}}}]
+    files = [{"name": "sec", "secret": {"secretName": name}}]
+    mounts = [{"name": "sec", "mountPath": "/sec"}]
+    await lab.pod("p1", claim="", volumes=files, mounts=mounts)
+    await lab.pod("p2", claim="", container={"env": env})
+
+    async def refused():
+        status = (await lab.client.get(Pod, "p2", "default")).status.container_statuses
+        waiting = status[0].state.get("waiting", {}) if status else {}
+        mounting = await lab.messages("FailedMount")
+        return mounting and waiting.get("reason") == "CreateContainerError" and [*mounting, waiting["message"]]
+
+    assert all("is no name" in text for text in await lab.until(refused, what="both pods refused"))
+    assert list(lab.root.glob("pods/*/volumes/kubernetes.io~secret/sec/p")) == []
+    await lab.end("p1", "p2")
 
 
 async def test_sub_paths_stay_inside_their_volume(lab):

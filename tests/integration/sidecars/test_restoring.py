@@ -71,6 +71,7 @@ async def test_a_snapshot_is_protected_while_a_volume_is_made_from_it(lab):
         ({}, {"size": "1Mi"}, "needs 1073741824 bytes"),
         ({"sourceVolumeMode": "Filesystem"}, {"volumeMode": "Block"}, "an administrator can allow that"),
         ({}, {"dataSource": {**SOURCE, "name": "absent"}}, "snapshot default/absent does not exist"),
+        ({}, {"dataSource": {**SOURCE, "name": "../../default/volumesnapshots/s"}}, "is no name"),
     ],
 )
 async def test_a_snapshot_that_cannot_be_restored_is_refused_with_the_reason(lab, snapshot, claim, words):

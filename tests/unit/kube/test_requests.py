@@ -16,7 +16,7 @@ from moorage.kube.errors import (
     TooManyRequests,
     Unavailable,
 )
-from moorage.kube.objects.core import ConfigMap
+from moorage.kube.objects.core import ConfigMap, Node
 
 MAPS = "/api/v1/namespaces/ns/configmaps"
 
@@ -39,6 +39,57 @@ def test_an_object_lives_from_create_to_delete(virtual, fake):
                 await client.get(ConfigMap, "a", "ns")
 
     virtual(story)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("plain-1.example.com", "plain-1.example.com"),
+        ("system:node:n1", "system:node:n1"),
+        ("me@example.com", "me@example.com"),
+        ("..a", "..a"),
+        ("a?b", "a%3Fb"),
+        ("a#b", "a%23b"),
+        ("a b", "a%20b"),
+        ("a\\b", "a%5Cb"),
+        ("ä", "%C3%A4"),
+    ],
+)
+def test_a_name_is_one_part_of_a_path(name, part):
+    maps = ConfigMap.resource
+    assert maps.path("ns", name) == f"{MAPS}/{part}"
+    assert maps.path(name, "a", "status") == f"/api/v1/namespaces/{part}/configmaps/a/status"
+    assert maps.path(name) == f"/api/v1/namespaces/{part}/configmaps"
+    assert Node.resource.path(None, name) == f"/api/v1/nodes/{part}"
+
+
+@pytest.mark.parametrize("name", [".", "..", "../x", "../../other/secrets/s", "a/b", "/", "%2e%2e", "a%2fb", "a%"])
+def test_what_is_no_name_leads_nowhere(virtual, fake, name):
+    for where in [("ns", name), (name, "a"), (name,)]:
+        with pytest.raises(BadRequest, match="is no name"):
+            ConfigMap.resource.path(*where)
+
+    async def story():
+        async with fake() as api, api.client() as client:
+            with pytest.raises(BadRequest):
+                await client.find(ConfigMap, name, "ns")
+            assert api.seen == []
+
+    virtual(story)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "parts"),
+    [
+        (ConfigMap, "ns/a", ("ns", "a")),
+        (ConfigMap, "ns/../other/a", ("ns", "../other/a")),
+        (ConfigMap, "a", ("", "a")),
+        (Node, "n1", ("", "n1")),
+        (Node, "x/n1", ("", "x/n1")),
+    ],
+)
+def test_a_key_is_a_namespace_and_a_name(kind, key, parts):
+    assert kind.resource.split(key) == parts
 
 
 def test_a_write_is_repeated_when_the_server_says_to_come_back(virtual, fake, fault):

@@ -8,8 +8,11 @@ declare a narrower class with the same `resource`.
 import functools
 from datetime import UTC, datetime
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import msgspec
+
+from moorage.kube.errors import BadRequest
 
 
 class Struct(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -31,13 +34,24 @@ class Resource(msgspec.Struct, frozen=True):
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
         """The URL path; without a namespace, a namespaced kind is addressed in all of them."""
-        base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if self.namespaced and namespace:
-            base += f"/namespaces/{namespace}"
-        base += f"/{self.plural}"
-        if name:
-            base += f"/{name}"
-        return f"{base}/{subresource}" if subresource else base
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "".join(f"/{_segment(part)}" for part in parts)
+
+    def split(self, key: str) -> tuple[str, str]:
+        """The namespace and the name in a key."""
+        namespace, slash, name = key.partition("/")
+        return (namespace, name) if self.namespaced and slash else ("", key)
+
+
+def _segment(part: str) -> str:
+    """One part of a path. API servers take any text where one object names another, also `../../other/secrets/s`: what
+    is no name must not lead elsewhere. `%2e%2e` would do so, too, since URLs are normalised on their way."""
+    if part in (".", "..") or "/" in part or "%" in part:
+        raise BadRequest(400, "BadRequest", f"{part[:253]!r} is no name: it may not be . or .., nor contain / or %")
+    return quote(part, safe=":@")
 
 
 class OwnerReference(Struct, frozen=True):

@@ -19,6 +19,7 @@ from moorage.kube.objects import (
     OwnerReference,
     PersistentVolume,
     Pod,
+    Resource,
     StorageClass,
     as_document,
 )
@@ -250,11 +251,12 @@ class CapacityPublisher:
 
     async def _read_owner(self, owner: dict[str, Any]) -> dict[str, Any]:
         """The owner itself is only needed to go further up; its reference is enough for an end."""
-        version, plural = owner["apiVersion"], owner["kind"].lower() + "s"
-        prefix = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        own = {"apiVersion": version, "kind": owner["kind"], "metadata": {"name": owner["name"], "uid": owner["uid"]}}
+        group, _, version = owner["apiVersion"].rpartition("/")
+        kind = Resource(group, version, owner["kind"].lower() + "s", owner["kind"], namespaced=True)
+        meta = {"name": owner["name"], "uid": owner["uid"]}
+        own = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "metadata": meta}
         try:
-            path = f"{prefix}/namespaces/{self._namespace}/{plural}/{owner['name']}"
+            path = kind.path(self._namespace, owner["name"])
             return {**own, **msgspec.json.decode(await self._context.client.request("GET", path), type=dict[str, Any])}
         except ApiError as error:
             log.debug("owner cannot be read", owner=owner["name"], reason=str(error))
