@@ -20,7 +20,7 @@ import msgspec
 from moorage import __version__
 from moorage.kube import metrics
 from moorage.kube.config import ApiConfig, RenewableToken
-from moorage.kube.errors import ApiError, Gone, TooManyRequests, Unauthorized, Unavailable
+from moorage.kube.errors import ApiError, BadRequest, Gone, TooManyRequests, Unauthorized, Unavailable
 from moorage.kube.limiter import Limiter
 from moorage.kube.objects.meta import KubeObject, as_document, version_number
 from moorage.kube.transport import open_session, was_surely_not_sent
@@ -115,7 +115,7 @@ class Client:
 
     async def get(self, kind: type[T], name: str, namespace: str = "") -> T:
         """The object as the server has it now; NotFound when it has none."""
-        return self.decode(kind, await self.request("GET", kind.resource.path(namespace, name)))
+        return self.decode(kind, await self.request("GET", _path_of(kind, name, namespace)))
 
     async def find(self, kind: type[T], name: str, namespace: str = "") -> T | None:
         """The object as the server has it now, or None."""
@@ -167,7 +167,7 @@ class Client:
     ) -> T:
         """Replace the whole object: only for documents that were read raw and whole, or are wholly ours."""
         document = {"apiVersion": kind.resource.api_version, "kind": kind.resource.kind, **body}
-        path = kind.resource.path(namespace, name, subresource)
+        path = _path_of(kind, name, namespace, subresource)
         return self.decode(kind, await self.request("PUT", path, document, query=self._writing()))
 
     async def patch(
@@ -191,7 +191,7 @@ class Client:
         query = self._writing()
         if how is PatchType.APPLY and force:
             query["force"] = "true"
-        path = kind.resource.path(namespace, name, subresource)
+        path = _path_of(kind, name, namespace, subresource)
         return self.decode(kind, await self.request("PATCH", path, patch, query=query, content_type=how.value))
 
     async def delete(
@@ -214,7 +214,7 @@ class Client:
             options["gracePeriodSeconds"] = grace_s
         if propagation:
             options["propagationPolicy"] = propagation
-        await self.request("DELETE", kind.resource.path(namespace, name), options)
+        await self.request("DELETE", _path_of(kind, name, namespace), options)
 
     async def watch(
         self,
@@ -354,6 +354,13 @@ def newest(one: T, other: T | None) -> T:
     if other is None or version_number(one.metadata.resource_version) >= other.version:
         return one
     return other
+
+
+def _path_of(kind: type[KubeObject], name: str, namespace: str, subresource: str = "") -> str:
+    """The path of one object. Without a name it would be that of all of them, which could then all be deleted."""
+    if not name:
+        raise BadRequest(400, "BadRequest", f"a {kind.resource.kind} without a name is asked for")
+    return kind.resource.path(namespace, name, subresource)
 
 
 def _selecting(labels: str, fields: str) -> dict[str, str]:

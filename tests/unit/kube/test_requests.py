@@ -78,6 +78,20 @@ def test_what_is_no_name_leads_nowhere(virtual, fake, name):
     virtual(story)
 
 
+def test_without_a_name_no_object_is_asked_for_let_alone_deleted(virtual, fake):
+    async def story():
+        async with fake() as api, api.client() as client:
+            for ask in (client.get, client.find, client.delete):
+                with pytest.raises(BadRequest, match="ConfigMap without a name"):
+                    await ask(ConfigMap, "", "ns")
+            for change in (client.patch, client.update):
+                with pytest.raises(BadRequest, match="ConfigMap without a name"):
+                    await change(ConfigMap, "", {}, "ns")
+            assert api.seen == []
+
+    virtual(story)
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "parts"),
     [
