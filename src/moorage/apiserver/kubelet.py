@@ -7,6 +7,7 @@ Start reading at: `KubeletProxy.stream`.
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
@@ -26,6 +27,7 @@ _NEEDS_WEB_SOCKET = (
     "kubectl 1.31 or later is needed for this (or another client that uses WebSocket with v5.channel.k8s.io or "
     "v4.channel.k8s.io): SPDY, which older ones use, is not served"
 )
+_HOST = re.compile(r"[\w.-]+|[0-9a-f:.]+", re.ASCII | re.IGNORECASE)
 _NO_PORT_FORWARD = "port-forward is not served: pods use the network of their node, so connect to the port itself"
 
 
@@ -172,6 +174,8 @@ def _endpoint(node: Object) -> str:
     host = addresses.get("InternalIP") or addresses.get("ExternalIP") or addresses.get("Hostname")
     if not port or not host:
         raise internal(f"node {meta['name']} does not say where its agent listens")
+    if not _HOST.fullmatch(host):  # the node says this: an address with a path in it would lead our request elsewhere
+        raise internal(f"node {meta['name']} says that its agent listens at {host[:80]!r}, which is no address")
     name = f"[{host}]" if ":" in host else host
     return f"https://{name}:{int(port)}"
 

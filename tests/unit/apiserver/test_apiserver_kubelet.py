@@ -75,6 +75,14 @@ async def test_logs_come_from_the_node_and_it_knows_who_asks(api, node):
     await api("GET", f"{PODS}/none/log", expect=404)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1/x?", "127.0.0.1/api", "a@127.0.0.1", "127.0.0.1#"])
+async def test_an_address_that_leads_elsewhere_is_not_asked(api, node, address):
+    await bind(api)
+    status = {"addresses": [{"type": "InternalIP", "address": address}]}
+    await api.merge("/api/v1/nodes/n1/status", {"status": status})
+    assert "no address" in (await api("GET", f"{PODS}/p/log", expect=500))["message"]
+
+
 async def test_a_command_is_a_websocket_through_to_the_node(api, node):
     await bind(api)
     url = f"{PODS}/p/exec?container=a&command=sh&command=true&stdin=true&stdout=true&stderr=false&tty=true"
