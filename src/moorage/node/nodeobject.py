@@ -30,6 +30,7 @@ LEASE_NAMESPACE = "kube-node-lease"
 LEASE_S = 40
 RENEW_S = 10.0
 STATUS_S = 300.0
+REST_S = 1.0  # between two writes of the status
 ANSWER_S = 10.0  # a write that is never answered leaves time for two more before the lease is over
 LAST_WORD_S = 15.0  # longer than what is under way can take
 _MANAGED = "volumes.kubernetes.io/controller-managed-attach-detach"
@@ -79,6 +80,8 @@ class NodeObject:
             self._wake.set()
         elif old is None:
             self._in_use_changed.set()  # a new Node lists no volume yet
+        elif _ready_in(new) != _word(self._ready[0]):
+            self._wake.set()  # somebody took this node for lost, and does not take that back
 
     async def register(self) -> Node:
         """The Node exists and says that attaching is the controller's business; its labels are there."""
@@ -173,6 +176,7 @@ class NodeObject:
         return [{"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}] if node is not None else []
 
     async def _status_forever(self) -> None:
+        """At most one write a second: two agents of one name would else answer each other as fast as they can."""
         while True:
             try:
                 async with asyncio.timeout(STATUS_S):
@@ -185,8 +189,8 @@ class NodeObject:
                     await self._write_or_register()
             except (ApiError, TimeoutError) as error:
                 log.warning("node status was not written", reason=str(error) or f"no answer in {ANSWER_S:g} s")
-                await asyncio.sleep(1)
                 self._wake.set()
+            await asyncio.sleep(REST_S)
 
     async def _write_or_register(self) -> None:
         if self._is_leaving:
@@ -289,7 +293,7 @@ class NodeObject:
         wanted.append(("Ready", ready, reason, message))
         conditions = []
         for kind, holds, why, text in wanted:
-            status = "True" if holds else "False"
+            status = _word(holds)
             last = before.get(kind)
             since = last.last_transition_time if last is not None and last.status == status else None
             conditions.append(
@@ -306,6 +310,14 @@ class NodeObject:
 
 
 _SUFFICIENT = {"MemoryPressure": "SufficientMemory", "DiskPressure": "NoDiskPressure", "PIDPressure": "SufficientPID"}
+
+
+def _word(holds: bool) -> str:
+    return "True" if holds else "False"
+
+
+def _ready_in(node: Node) -> str:
+    return next((one.status for one in node.status.conditions if one.type == "Ready"), "")
 
 
 def _line(path: str) -> str:

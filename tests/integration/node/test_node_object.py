@@ -109,6 +109,18 @@ async def test_a_stopped_agent_leaves_a_node_that_is_not_ready_since_then(lab):
     await lab.stop_agent()
 
 
+@pytest.mark.parametrize("conditions", [[{"type": "Ready", "status": "Unknown"}], None])
+async def test_a_node_that_others_take_for_lost_says_at_once_that_it_is_not(lab, conditions):
+    await lab.start_agent()
+    await lab.client.patch(Node, "n1", {"status": {"conditions": conditions}}, subresource="status")
+
+    async def ready():
+        return (await lab.client.get(Node, "n1")).is_ready
+
+    await lab.until(ready, what="ready again")
+    await lab.stop_agent()
+
+
 async def test_a_node_deleted_behind_the_agents_back_comes_back_with_all_it_said(lab):
     await lab.driver_object(attachRequired=True)
     await lab.volume()

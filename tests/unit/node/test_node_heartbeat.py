@@ -6,6 +6,7 @@ import os
 import selectors
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from moorage.kube.errors import NotFound
@@ -69,13 +70,18 @@ class Api:
     async def create(self, kind, body, namespace=""):
         await self._arrive("create", kind)
         self.there[kind] = body
+        return self._seen(kind)
 
     async def patch(self, kind, name, patch, namespace="", **how):
         await self._arrive("patch", kind)
         if kind not in self.there:
             raise NotFound(404, "NotFound", name)
-        self.there[kind] = patch
-        return SimpleNamespace(metadata=SimpleNamespace(owner_references=["n1"]))
+        self.there[kind] = {**self.there[kind], **patch}
+        return self._seen(kind)
+
+    def _seen(self, kind):
+        known = {"name": "n1", "uid": "u", "ownerReferences": [{"kind": "Node", "name": "n1", "uid": "u"}]}
+        return msgspec.convert({"status": self.there[kind].get("status", {}), "metadata": known}, kind)
 
     async def delete(self, kind, name, namespace=""):
         await self._arrive("delete", kind)
@@ -91,14 +97,37 @@ class Api:
         return conditions["Ready"] == "True"
 
 
+class Nodes:
+    """The Node as everybody on this machine hears of it, at once."""
+
+    def __init__(self):
+        self._handlers = []
+        self._node = None
+
+    def subscribe(self, handler):
+        self._handlers.append(handler)
+
+    def get(self, _name):
+        return self._node
+
+    def remember(self, node):
+        old, self._node = self._node, node
+        for handler in self._handlers:
+            handler(old, node)
+
+
 @pytest.fixture
 def api():
     return Api()
 
 
 @pytest.fixture
-def node(api, tmp_path):
-    nodes = SimpleNamespace(subscribe=lambda _handler: None, get=lambda _name: None, remember=lambda _node: None)
+def nodes():
+    return Nodes()
+
+
+@pytest.fixture
+def node(api, nodes, tmp_path):
     return NodeObject(api, NodeFacts("n1", tmp_path, "127.0.0.1", 1), nodes, frozenset, asyncio.Event())
 
 
@@ -181,6 +210,19 @@ def test_a_node_that_is_being_made_ready_while_the_agent_stops_is_not_ready_in_t
     story(body())
 
 
+def test_two_agents_of_one_name_do_not_answer_each_other_without_pause(story, api, nodes, node, tmp_path):
+    other = NodeObject(api, NodeFacts("n1", tmp_path, "127.0.0.1", 2), nodes, frozenset, asyncio.Event())
+
+    async def body():
+        async with running(node), running(other):
+            node.set_ready(True)
+            other.set_ready(False)
+            await asyncio.sleep(60)
+        assert 60 < len(api.times("patch", Node)) <= 122  # each of them once a second
+
+    story(body())
+
+
 def test_a_dead_disk_does_not_end_the_agent_and_its_size_stays_as_it_was_told(story, api, node, monkeypatch):
     def dead(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
@@ -199,9 +241,8 @@ def test_a_dead_disk_does_not_end_the_agent_and_its_size_stays_as_it_was_told(st
     story(body())
 
 
-def test_a_node_whose_registration_was_cut_short_is_told_of_its_drivers_all_the_same(story, api, tmp_path):
+def test_a_node_whose_registration_was_cut_short_is_told_of_its_drivers_all_the_same(story, api, nodes, tmp_path):
     made_anew = []
-    nodes = SimpleNamespace(subscribe=lambda _handler: None, get=lambda _name: None, remember=lambda _node: None)
     facts = NodeFacts("n1", tmp_path, "127.0.0.1", 1)
     node = NodeObject(api, facts, nodes, frozenset, asyncio.Event(), on_made_anew=lambda: made_anew.append(1))
 
