@@ -70,6 +70,7 @@ class NodeObject:
         self._on_made_anew = on_made_anew
         self._is_leaving = False
         self._reports_use = False
+        self._uid = ""  # of the Node that was registered last
         self._ready: tuple[bool, str, str] = (False, "KubeletNotReady", "the agent is starting")
         self._wake = asyncio.Event()
         self._renewing, self._writing = asyncio.Lock(), asyncio.Lock()
@@ -97,6 +98,7 @@ class NodeObject:
             log.info("node registered", node=self._facts.name)
         except AlreadyExists:
             node = await self._client.patch(Node, self._facts.name, {"metadata": meta}, how=PatchType.STRATEGIC)
+        self._uid = node.uid
         return await self._write_status(node)
 
     def set_ready(self, ready: bool, reason: str = "KubeletReady", message: str = "the node agent is ready") -> None:
@@ -196,15 +198,18 @@ class NodeObject:
         if self._is_leaving:
             return
         try:
-            await self._write_status()
+            is_ours = (await self._write_status()).uid == self._uid
         except NotFound:
+            is_ours = False
+        if not is_ours:
             await self._again()
 
     async def _again(self) -> None:
-        """Somebody deleted the Node while the agent runs: it is registered anew, with all that it said before."""
+        """Somebody deleted the Node while the agent runs, and perhaps made another one of the name: it is registered
+        anew, with all that it said before."""
         if self._is_leaving:
             return
-        log.warning("node object is gone; it is registered again", node=self._facts.name)
+        log.warning("node object is gone or another one; it is registered again", node=self._facts.name)
         try:
             await self.register()
         finally:  # also when it is cut short: the Node may be there by now

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from moorage.kube.errors import NotFound
+from moorage.kube.errors import AlreadyExists, NotFound
 from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.storage import CSINode
 from moorage.node import nodeobject
@@ -53,6 +53,7 @@ class Api:
 
     def __init__(self):
         self.there = {Node: {}, CSINode: {}, Lease: {}}
+        self.uid = "u1"
         self.hanging = []  # (method, kind), each for one request
         self.slow_s = {}  # (method, kind) to seconds that a request is under way before it has its effect
         self.done = []  # (time, method, kind)
@@ -65,10 +66,12 @@ class Api:
         self.done.append((asyncio.get_running_loop().time(), method, kind))
 
     async def find(self, kind, name, namespace=""):
-        return SimpleNamespace(name=name, uid="u") if kind in self.there else None
+        return SimpleNamespace(name=name, uid=self.uid) if kind in self.there else None
 
     async def create(self, kind, body, namespace=""):
         await self._arrive("create", kind)
+        if kind in self.there:
+            raise AlreadyExists(409, "AlreadyExists", body["metadata"]["name"])
         self.there[kind] = body
         return self._seen(kind)
 
@@ -80,7 +83,7 @@ class Api:
         return self._seen(kind)
 
     def _seen(self, kind):
-        known = {"name": "n1", "uid": "u", "ownerReferences": [{"kind": "Node", "name": "n1", "uid": "u"}]}
+        known = {"name": "n1", "uid": self.uid, "ownerReferences": [{"kind": "Node", "name": "n1", "uid": self.uid}]}
         return msgspec.convert({"status": self.there[kind].get("status", {}), "metadata": known}, kind)
 
     async def delete(self, kind, name, namespace=""):
@@ -115,6 +118,9 @@ class Nodes:
         for handler in self._handlers:
             handler(old, node)
 
+    def forget(self):
+        self.remember(None)
+
 
 @pytest.fixture
 def api():
@@ -132,12 +138,13 @@ def node(api, nodes, tmp_path):
 
 
 class running:
-    """The node keeps itself current within the block."""
+    """The node is registered, and keeps itself current within the block."""
 
     def __init__(self, node):
         self._node = node
 
     async def __aenter__(self):
+        await self._node.register()
         self._task = asyncio.create_task(self._node.run())
 
     async def __aexit__(self, *_):
@@ -216,9 +223,8 @@ def test_two_agents_of_one_name_do_not_answer_each_other_without_pause(story, ap
     async def body():
         async with running(node), running(other):
             node.set_ready(True)
-            other.set_ready(False)
             await asyncio.sleep(60)
-        assert 60 < len(api.times("patch", Node)) <= 122  # each of them once a second
+        assert 60 < len(api.times("patch", Node)) <= 130  # each of them once a second
 
     story(body())
 
@@ -237,6 +243,26 @@ def test_a_dead_disk_does_not_end_the_agent_and_its_size_stays_as_it_was_told(st
             await asyncio.sleep(1)
             assert not api.is_ready
             assert "ephemeral-storage" not in api.there[Node]["status"]["capacity"]  # a patch that leaves it alone
+
+    story(body())
+
+
+def test_a_node_that_somebody_made_anew_is_registered_like_one_that_is_gone(story, api, nodes, tmp_path):
+    made_anew = []
+    facts = NodeFacts("n1", tmp_path, "127.0.0.1", 1, {"disk": "fast"})
+    node = NodeObject(api, facts, nodes, frozenset, asyncio.Event(), on_made_anew=lambda: made_anew.append(1))
+
+    async def body():
+        async with running(node):
+            node.set_ready(True)
+            await asyncio.sleep(5)
+            assert not made_anew
+            api.there[Node], api.uid = {}, "u2"
+            nodes.forget()
+            await asyncio.sleep(5)
+        assert api.there[Node]["metadata"]["labels"]["disk"] == "fast"
+        assert api.is_ready
+        assert made_anew == [1]
 
     story(body())
 
