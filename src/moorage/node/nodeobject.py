@@ -190,7 +190,7 @@ class NodeObject:
                 async with asyncio.timeout(ANSWER_S), self._writing:
                     await self._write_or_register()
             except (ApiError, TimeoutError) as error:
-                log.warning("node status was not written", reason=str(error) or f"no answer in {ANSWER_S:g} s")
+                log.warning("node status was not written", reason=_why(error))
                 self._wake.set()
             await asyncio.sleep(REST_S)
 
@@ -224,11 +224,12 @@ class NodeObject:
             if not self._reports_use:
                 continue
             try:
-                await self._write_use()
+                async with asyncio.timeout(ANSWER_S):
+                    await self._write_use()
                 failures = 0
-            except ApiError as error:
+            except (ApiError, TimeoutError) as error:
                 failures += 1
-                log.warning("volumes in use were not reported", reason=str(error))
+                log.warning("volumes in use were not reported", reason=_why(error))
                 await asyncio.sleep(min(0.1 * 2.0**failures, 10.0))
                 self._in_use_changed.set()
 
@@ -323,6 +324,10 @@ def _word(holds: bool) -> str:
 
 def _ready_in(node: Node) -> str:
     return next((one.status for one in node.status.conditions if one.type == "Ready"), "")
+
+
+def _why(error: ApiError | TimeoutError) -> str:
+    return str(error) or f"no answer in {ANSWER_S:g} s"
 
 
 def _line(path: str) -> str:

@@ -79,7 +79,8 @@ class Api:
         await self._arrive("patch", kind)
         if kind not in self.there:
             raise NotFound(404, "NotFound", name)
-        self.there[kind] = {**self.there[kind], **patch}
+        known = self.there[kind]
+        self.there[kind] = {**known, **{part: {**known.get(part, {}), **patch[part]} for part in patch}}
         return self._seen(kind)
 
     def _seen(self, kind):
@@ -163,6 +164,20 @@ def test_requests_that_are_never_answered_do_not_cost_the_lease(story, api, node
         first, second, *_ = api.times("patch", Lease)
         assert second - first < LEASE_S
         assert api.hanging == []
+
+    story(body())
+
+
+def test_a_report_of_use_that_is_never_answered_is_made_again_soon(story, api, nodes, tmp_path):
+    facts = NodeFacts("n1", tmp_path, "127.0.0.1", 1)
+    node = NodeObject(api, facts, nodes, lambda: frozenset({"v"}), asyncio.Event())
+
+    async def body():
+        async with running(node):
+            api.hanging = [("patch", Node)]
+            node.start_reporting_use()
+            await asyncio.sleep(nodeobject.ANSWER_S * 2)
+            assert api.there[Node]["status"]["volumesInUse"] == ["v"]
 
     story(body())
 
