@@ -9,6 +9,7 @@ every minute, and more often at what is not as it should be yet.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Collection
@@ -29,6 +30,7 @@ _UNSETTLED_S = 1.0
 _UNSETTLED_MAX_S = 15.0
 _LIST_AGAIN_S = 600.0
 _AT_ONCE = 16
+_ANSWER_S = 10.0
 
 
 class ByNameInformer(Informer[T]):
@@ -87,17 +89,25 @@ class ByNameInformer(Informer[T]):
         self.is_by_name = True
         self._synced.set()
         self._seen_version = 0
+        gate = asyncio.Semaphore(_AT_ONCE)
         try:
-            while (now := clock()) < until:
-                self._asked.clear()
-                due = [key for key, at in self._due.items() if at <= now]
-                wanted = self._wanted() if due else ()
-                gate = asyncio.Semaphore(_AT_ONCE)
-                await asyncio.gather(*(self._look(key, gate) for key in due if key in wanted))
-                for key in due:
-                    if key not in wanted:
-                        self._leave(key)
-                await self._rest(min([until, *self._due.values()]) - clock())
+            async with asyncio.TaskGroup() as looks:
+                under_way: set[asyncio.Task[None]] = set()
+                while (now := clock()) < until:
+                    self._asked.clear()
+                    due = [key for key, at in self._due.items() if at <= now]
+                    wanted = self._wanted() if due else ()
+                    for key in due:
+                        if key not in wanted:
+                            self._leave(key)
+                            continue
+                        self._due[key] = math.inf  # until there is an answer, which the others do not wait for
+                        look = looks.create_task(self._look(key, gate), name=f"look-at-{key}")
+                        under_way.add(look)
+                        look.add_done_callback(under_way.discard)
+                    await self._rest(min([until, *self._due.values()]) - clock())
+                for look in under_way:
+                    look.cancel()
         finally:
             self.is_by_name = False
 
@@ -112,7 +122,7 @@ class ByNameInformer(Informer[T]):
         namespace, name = self.kind.resource.split(key)
         is_right = False
         try:
-            async with gate:
+            async with gate, asyncio.timeout(_ANSWER_S):
                 began = time.monotonic()
                 found = await self._client.find(self.kind, name, namespace)
             self._read_at[key] = began
@@ -122,12 +132,14 @@ class ByNameInformer(Informer[T]):
                 is_right = self._is_settled(found)
             elif known is not None:
                 self._drop(known, known)
-        except ApiError as error:
-            log.warning("cannot be read", kind=self.kind.resource.plural, name=key, reason=str(error))
+        except (ApiError, TimeoutError) as error:
+            reason = str(error) or f"no answer in {_ANSWER_S:g} s"
+            log.warning("cannot be read", kind=self.kind.resource.plural, name=key, reason=reason)
         tries = 0 if is_right else self._tries.get(key, 0) + 1
         self._tries[key] = tries
         wait_s = self._settled_s if is_right else min(self._unsettled_s * 2.0 ** min(tries - 1, 10), _UNSETTLED_MAX_S)
         self._due[key] = asyncio.get_running_loop().time() + wait_s * random.uniform(0.9, 1.1)
+        self._asked.set()  # somebody rests until what was due next before
 
     def _leave(self, key: str) -> None:
         self._due.pop(key, None)

@@ -100,6 +100,8 @@ class FakeApi:
         self.page_limit = 0
         self.lose_pages = False
         self.may_list = True
+        self.silent: set[str] = set()  # paths that get no answer
+        self._stopping = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -108,6 +110,7 @@ class FakeApi:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
+        self._stopping.clear()
         if unix:
             await web.UnixSite(self._runner, unix).start()
         else:
@@ -118,6 +121,7 @@ class FakeApi:
 
     async def stop(self) -> None:
         self.cut_watches()
+        self._stopping.set()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -206,6 +210,8 @@ class FakeApi:
         self.transports.add(request.transport)
         if self.accept_token and request.headers.get("Authorization") != f"Bearer {self.accept_token}":
             return _status(401, "Unauthorized")
+        if request.path in self.silent:
+            await self._stopping.wait()
         fault = self._fault_for(request)
         if fault is not None:
             if fault.apply_first:
