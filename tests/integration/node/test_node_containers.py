@@ -289,6 +289,33 @@ async def test_a_long_environment_is_no_hindrance_to_entering(bench):
     os.close(read)
 
 
+@pytest.mark.usefixtures("either")
+async def test_only_the_container_itself_is_entered_whoever_has_its_number_now(bench):
+    runtime, container = bench.runtime(), bench.container()
+    await runtime.start(container, spec("sleep", "1000"))
+    inside = [os.readlink(f"/proc/{container.state['pid']}/ns/{kind}") for kind in ("mnt", "pid", "ipc", "uts")]
+    container.state["pid"] = os.getpid()
+    read, write = os.pipe()
+    link = "cd /proc/self/ns && readlink mnt pid ipc uts"
+    session = await runtime.enter(container, {"argv": ["sh", "-c", link], "env": {}}, [write] * 3)
+    assert "pid" in await session.line()
+    assert await session.line() == {"exit_code": 0}
+    assert os.read(read, 1000).decode().split() == inside
+    session.close()
+
+    ended = subprocess.Popen(["true"])
+    running, container.pidfd = container.pidfd, os.pidfd_open(ended.pid)
+    ended.wait()
+    session = await runtime.enter(container, {"argv": ["echo", "out"], "env": {}}, [write] * 3)
+    os.close(write)
+    assert await session.line() == {"error": "the container has ended"}
+    assert os.read(read, 1000) == b""
+    session.close()
+    os.close(container.pidfd)
+    os.close(read)
+    container.pidfd = running
+
+
 async def test_a_volume_is_mounted_where_the_host_has_a_link(bench, tmp_path):
     volume = tmp_path / "v"
     volume.mkdir()

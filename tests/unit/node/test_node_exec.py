@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pty
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -302,33 +303,41 @@ async def test_a_place_that_does_not_answer_gives_a_terminal_of_the_host_and_lea
 
     opened = []
 
-    def slow(_pid, _owner):
+    def slow(root, _owner):
         late.wait(60)
+        os.close(root)
         opened.append(pty.openpty())
         return opened[-1]
 
     monkeypatch.setattr(terminal, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(terminal, "_open_inside", slow)
-    master, slave = await terminal.open_terminal(1, 0)
+    pidfd = os.pidfd_open(os.getpid())
+    master, slave = await terminal.open_terminal(os.getpid(), pidfd, 0)
     os.write(master, b"typed\n")
     assert os.read(slave, 100) == b"typed\n"
-    asking = asyncio.create_task(terminal.open_terminal(1, 0))
+    asking = asyncio.create_task(terminal.open_terminal(os.getpid(), pidfd, 0))
     await asyncio.sleep(0)
     asking.cancel()  # the client went away
     await asyncio.gather(asking, return_exceptions=True)
-    for fd in (master, slave):
+    for fd in (master, slave, pidfd):
         os.close(fd)
     late.set()
     await until(lambda: len(opened) == 2 and open_files() == before, what="both late ones closed")
 
 
-async def test_what_is_no_terminal_is_not_taken_for_one(tmp_path, monkeypatch):
+async def test_no_terminal_comes_from_somebody_who_has_the_containers_number_by_now():
+    ended = subprocess.Popen(["true"])
+    pidfd, before = os.pidfd_open(ended.pid), open_files()
+    ended.wait()
+    with pytest.raises(ProcessLookupError):
+        terminal._root_of(os.getpid(), pidfd)
+    assert open_files() == before
+    os.close(pidfd)
+
+
+async def test_what_is_no_terminal_is_not_taken_for_one(tmp_path):
     """A container may have made anything of its files; a link is not followed, a file is not written to."""
     (tmp_path / "dev" / "pts").mkdir(parents=True)
-    real_open = os.open
-    monkeypatch.setattr(
-        terminal.os, "open", lambda path, flags: real_open(tmp_path if path == "/proc/7/root" else path, flags)
-    )
     ptmx = tmp_path / "dev" / "pts" / "ptmx"
     before = open_files()
     a_link, a_file, a_pipe = (
@@ -339,6 +348,6 @@ async def test_what_is_no_terminal_is_not_taken_for_one(tmp_path, monkeypatch):
     for make, words in ((a_link, "symbolic links"), (a_file, "ioctl"), (a_pipe, "ioctl")):
         make()
         with pytest.raises(OSError, match=words):
-            terminal._open_inside(7, 0)
+            terminal._open_inside(os.open(tmp_path, os.O_PATH), 0)
         ptmx.unlink()
     assert open_files() == before

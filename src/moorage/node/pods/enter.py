@@ -11,25 +11,27 @@ import os
 import termios
 from typing import Any
 
-from moorage.host.libc import AT_FDCWD
 from moorage.node.pods import kernel, sandbox
 from moorage.node.pods.launch import ANY, Launcher, Plan
 
-_KINDS = (("ipc", kernel.CLONE_NEWIPC), ("uts", kernel.CLONE_NEWUTS), ("mnt", kernel.CLONE_NEWNS))
-_GONE = "enter the container"
+_KINDS = kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNS
 
 
-def run(request: dict[str, Any], streams: list[int], reply: int, launcher: Launcher, origin: sandbox.Origin) -> int:
-    """Run the program with these three streams; answer first with its pid, then with its exit code."""
-    target = int(request["pid"])
-    with open(f"/proc/{target}/ns/pid", "rb") as namespace:
-        kernel.set_namespace(namespace.fileno(), kernel.CLONE_NEWPID)
+def run(request: dict[str, Any], given: list[int], reply: int, launcher: Launcher, origin: sandbox.Origin) -> int:
+    """Run the program with the three streams that are given, in the container whose first process the fourth
+    descriptor is: its number may be somebody else's by now, even one of the host's. Answer first with the program's
+    pid, then with its exit code."""
+    stdin, stdout, stderr, container = given
+    try:
+        kernel.set_namespace(container, kernel.CLONE_NEWPID)
+    except ProcessLookupError:
+        _answer(reply, {"error": "the container has ended"})
+        return 0
     fail_read, fail_write = os.pipe()
-    stdin, stdout, stderr = streams
-    plan = launcher.plan(fail_write, stdin=stdin, stdout=stdout, stderr=stderr)
-    _write(plan, request, target, origin)
+    plan = launcher.plan(fail_write, stdin=stdin, stdout=stdout, stderr=stderr, container=container)
+    _write(plan, request, origin)
     pid = launcher.launch(plan)
-    for fd in (*streams, fail_write):
+    for fd in (*given, fail_write):
         os.close(fd)
     failed = b""
     while chunk := os.read(fail_read, 65536):
@@ -45,15 +47,10 @@ def run(request: dict[str, Any], streams: list[int], reply: int, launcher: Launc
     return 0
 
 
-def _write(plan: Plan, request: dict[str, Any], target: int, origin: sandbox.Origin) -> None:
+def _write(plan: Plan, request: dict[str, Any], origin: sandbox.Origin) -> None:
     origin.leave(plan)
     sandbox.join(plan, request.get("cgroups", []))
-    namespaces = [
-        (plan.get("openat", AT_FDCWD, f"/proc/{target}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, 0, text=_GONE), kind)
-        for name, kind in _KINDS
-    ]
-    for fd, kind in namespaces:
-        plan.do("setns", fd, kind, text=_GONE)
+    plan.do("setns", plan.at["container"], _KINDS, text="enter the container")
     plan.do("setsid", text="setsid")
     sandbox.take_streams(plan, [plan.at[name] for name in ("stdin", "stdout", "stderr")])
     if request.get("tty"):

@@ -142,7 +142,11 @@ class Runtime:
         """Run a program inside; the reply gives its pid and later its exit code."""
         if not container.is_running:
             raise ContainerFailed(f"container {container.name} is not running")
-        return await self._ask({**request, "op": "exec", "pid": container.state["pid"]}, list(streams))
+        process = os.dup(container.pidfd)  # ours is closed when the container ends, maybe while this waits
+        try:
+            return await self._ask({**request, "op": "exec"}, [*streams, process])
+        finally:
+            os.close(process)
 
     async def close(self) -> None:
         """Leave; containers go on, and their supervisor with them."""
@@ -230,11 +234,11 @@ class Runtime:
             if container.state.get("shim") == supervisor:
                 self.kill(container)
 
-    async def _ask(self, request: Mapping[str, Any], streams: list[int]) -> "Reply":
+    async def _ask(self, request: Mapping[str, Any], given: list[int]) -> "Reply":
         data = json.dumps(request).encode()
         read, write = os.pipe()
         os.set_blocking(read, False)
-        fds = [*streams, write]
+        fds = [*given, write]
         try:
             if len(data) > _LONGEST_MESSAGE:
                 fds.insert(-1, _in_memory(data))
@@ -253,7 +257,7 @@ class Runtime:
             os.close(read)
             raise
         finally:
-            for fd in fds[len(streams) :]:
+            for fd in fds[len(given) :]:
                 os.close(fd)
         return Reply(read)
 

@@ -36,7 +36,7 @@ from moorage.node.pods import enter, kernel, launch, record, remains, rootfs, sa
 from moorage.node.pods.logs import ContainerLog
 
 _LARGEST = 1 << 16
-_MOST_FDS = 5
+_MOST_FDS = 6  # three streams, a container's first process, a long request, where to answer
 _CHUNK = 65536
 _SAID = 16384  # of output at a time: others want to be heard, too
 _LAST_CHUNKS = 128  # what a pipe may hold when its writers are gone
@@ -130,20 +130,20 @@ class Supervisor:
             return
         if not fds:  # too many files are open here: the agent finds that nobody answers
             return
-        *streams, reply = fds
+        *given, reply = fds
         try:
             request = json.loads(data)
             if request["op"] == record.ELSEWHERE:
-                request = json.loads(record.content_of(f"/proc/self/fd/{streams[-1]}"))
-                os.close(streams.pop())
+                request = json.loads(record.content_of(f"/proc/self/fd/{given[-1]}"))
+                os.close(given.pop())
             if request["op"] == "run":
                 self._start(request["spec"], reply)
             else:
-                self._enter(request, streams, reply)
+                self._enter(request, given, reply)
         except Exception as error:  # of one request; all containers live with this process
             _answer(reply, {"error": _words_of(error)})
             os.close(reply)
-        for fd in streams:
+        for fd in given:
             os.close(fd)
 
     def _start(self, path: str, reply: int) -> None:
@@ -219,7 +219,7 @@ class Supervisor:
         os.close(go)
         return container
 
-    def _enter(self, request: dict[str, Any], streams: list[int], reply: int) -> None:
+    def _enter(self, request: dict[str, Any], given: list[int], reply: int) -> None:
         pid = os.fork()
         if pid:
             try:
@@ -239,7 +239,7 @@ class Supervisor:
                     os.close(container.reply)
                     os.close(container.lock)
             os.setsid()
-            status = enter.run(request, streams, reply, self._launcher, self._origin)
+            status = enter.run(request, given, reply, self._launcher, self._origin)
         except BaseException as error:
             _answer(reply, {"error": _words_of(error)})
         finally:

@@ -164,7 +164,8 @@ class _Session:
                 return
 
     async def _terminal_of(self, container: Container, spec: Mapping[str, Any]) -> _Streams:
-        master, slave = await open_terminal(int(container.state.get("pid") or 0), int(spec.get("uid") or 0))
+        pid, owner = int(container.state.get("pid") or 0), int(spec.get("uid") or 0)
+        master, slave = await open_terminal(pid, container.pidfd, owner)
         os.set_blocking(master, False)
         self._terminal = self._input = master
         return [slave, slave, slave], [master], [(master, _STDOUT)]
