@@ -317,7 +317,7 @@ async def test_commands_run_inside_over_a_web_socket(lab, monkeypatch):
         async with session.get(f"{base}/pods") as from_root:
             assert from_root.status == 200
         with monkeypatch.context() as someone_else:
-            someone_else.setattr(auth, "is_root_outside_of_pods", lambda _transport: False)
+            someone_else.setattr(auth, "roots_outside_of_pods", lambda connections: [False] * len(connections))
             async with session.get(f"{base}/pods") as refused:
                 assert refused.status == 401
         async with session.get(f"{base}/healthz") as healthy:

@@ -1,6 +1,8 @@
 """Who may ask the agent for what: the API server is asked who somebody is and what they may do."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -9,6 +11,7 @@ from moorage.kube.config import ApiConfig, fixed_token
 from moorage.kube.errors import Unavailable
 from moorage.node.serve import auth
 from moorage.node.serve.auth import Gate, authority_of, server_context
+from moorage.node.testing import until
 
 
 class Judge:
@@ -66,7 +69,7 @@ async def test_nobody_is_let_in_whom_nobody_vouches_for(monkeypatch):
     assert await status(judge, "/metrics", token="") == 401
     judge.is_there = False
     assert await status(judge, "/metrics") == 401
-    monkeypatch.setattr(auth, "is_root_outside_of_pods", lambda _transport: True)
+    monkeypatch.setattr(auth, "roots_outside_of_pods", lambda connections: [True] * len(connections))
     assert await status(judge, "/metrics", token="") == 200  # root of this machine
     assert await status(judge, "/metrics", token="stolen") == 401  # but not with a token that is not good
 
@@ -131,6 +134,65 @@ async def test_who_is_refused_is_told_who_would_not_be():
     assert refusal.status == 401
     for word in ("certificate", "token", "root of this machine outside of pods"):
         assert word in refusal.text
+
+
+async def test_who_is_refused_loses_the_connection():
+    refusal = await Gate(ApiConfig("https://127.0.0.1:1"), Judge(), "n1").refusal(make_mocked_request("GET", "/pods"))
+    assert refusal.keep_alive is False
+
+
+class Looks:
+    """Looks through all processes that take until they are let go."""
+
+    def __init__(self):
+        self.seen, self._may_end = [], threading.Semaphore(0)
+
+    def __call__(self, connections):
+        self.seen.append([peer for peer, _ in connections])
+        self._may_end.acquire(timeout=60)
+        return [peer.startswith("root") for peer, _ in connections]
+
+    def let_go(self, count=1):
+        self._may_end.release(count)
+
+
+class Named:
+    """A connection of a client without credentials."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def get_extra_info(self, name, default=None):
+        return self._name if name == "peername" else default
+
+
+async def test_however_many_ask_nobody_waits_for_more_than_two_looks(monkeypatch):
+    looks = Looks()
+    monkeypatch.setattr(auth, "roots_outside_of_pods", looks)
+    gate = Gate(ApiConfig("https://127.0.0.1:1"), Judge(), "n1")
+    first = asyncio.create_task(answer_to(gate, Named("pod")))
+    await until(lambda: looks.seen, what="first look")
+    names = [*(f"pod-{number}" for number in range(50)), "root"]
+    others = [asyncio.create_task(answer_to(gate, Named(name))) for name in names]
+    await asyncio.sleep(0)  # all of them have asked, while the first look goes on: it cannot tell of them
+    looks.let_go(2)
+    assert (await first).status == 401
+    *refused, let_in = await asyncio.gather(*others)
+    assert {one.status for one in refused} == {401}
+    assert let_in is None
+    assert looks.seen == [["pod"], names]
+
+
+async def test_a_client_that_goes_away_during_its_look_takes_nobodys_answer_along(monkeypatch):
+    looks = Looks()
+    monkeypatch.setattr(auth, "roots_outside_of_pods", looks)
+    gate = Gate(ApiConfig("https://127.0.0.1:1"), Judge(), "n1")
+    gone, stays = (asyncio.create_task(answer_to(gate, Named(name))) for name in ("pod", "root"))
+    await until(lambda: looks.seen, what="look")
+    gone.cancel()
+    looks.let_go(2)
+    assert await stays is None
+    assert await asyncio.gather(gone, return_exceptions=True) != [None]
 
 
 class WebTrust:

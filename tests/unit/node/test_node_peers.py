@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from moorage.node.serve import peers
-from moorage.node.serve.peers import holders_of, is_closed, is_root_outside_of_pods, rows_between
+from moorage.node.serve.peers import ends_of, holders_of, is_closed, roots_outside_of_pods, rows_between
 
 NOBODY = 65534
 
@@ -23,6 +23,10 @@ class Accepted:
 
     def get_extra_info(self, name):
         return {"socket": self.end, "peername": self.end.getpeername(), "sockname": self.end.getsockname()}[name]
+
+
+def is_root(accepted):
+    return roots_outside_of_pods([ends_of(accepted)]) == [True]
 
 
 @contextlib.contextmanager
@@ -66,41 +70,51 @@ def held_by(argv, client, **options):
 )
 def test_root_of_this_machine_is_known_over_either_protocol(family, client_family, host):
     with connected(family, client_family, host) as (_, accepted):
-        assert is_root_outside_of_pods(accepted)
+        assert is_root(accepted)
 
 
 @pytest.mark.root
 def test_a_client_that_has_closed_counts_for_nobody():
     """The kernel shows uid 0 for it, whoever it was."""
     with connected() as (client, accepted):
-        peer, own = (accepted.get_extra_info(name) for name in ("peername", "sockname"))
         client.close()
-        (row,) = rows_between(peer, own)
+        (row,) = rows_between(*ends_of(accepted))
         assert (row.uid, row.inode) == (0, 0)
-        assert not is_root_outside_of_pods(accepted)
+        assert not is_root(accepted)
 
 
 @pytest.mark.root
 def test_a_client_that_is_closing_its_side_counts_for_nobody():
     with connected() as (client, accepted):
         client.shutdown(socket.SHUT_WR)
-        assert not is_root_outside_of_pods(accepted)
+        assert not is_root(accepted)
 
 
 @pytest.mark.root
 def test_root_in_another_mount_namespace_is_root_of_a_container():
     with connected() as (client, accepted), held_by(["unshare", "--mount"], client):
-        assert not is_root_outside_of_pods(accepted)
+        assert not is_root(accepted)
     with connected() as (client, accepted), held_by([], client) as process:
-        (row,) = rows_between(accepted.get_extra_info("peername"), accepted.get_extra_info("sockname"))
-        assert process.pid in holders_of(row.inode)
-        assert is_root_outside_of_pods(accepted)
+        (row,) = rows_between(*ends_of(accepted))
+        assert process.pid in holders_of({row.inode})[row.inode]
+        assert is_root(accepted)
 
 
 @pytest.mark.root
 def test_a_socket_shared_with_a_container_is_in_the_containers_hands():
     with connected() as (client, accepted), client.dup(), held_by(["unshare", "--mount"], client):
-        assert not is_root_outside_of_pods(accepted)
+        assert not is_root(accepted)
+
+
+@pytest.mark.root
+def test_one_look_tells_many_clients_apart():
+    with (
+        connected() as (ours, first), connected() as (theirs, second), connected() as (gone, third),
+        held_by(["unshare", "--mount"], theirs), held_by([], ours),
+    ):  # fmt: skip
+        gone.close()
+        ends = [ends_of(one) for one in (first, second, third, first)]
+        assert roots_outside_of_pods(ends) == [True, False, False, True]
 
 
 @pytest.mark.root
@@ -111,9 +125,9 @@ def test_a_socket_that_no_process_holds_is_nobodys():
         with one, other:
             socket.send_fds(one, [b"x"], [client.fileno()])
             client.close()
-            (row,) = rows_between(accepted.get_extra_info("peername"), accepted.get_extra_info("sockname"))
+            (row,) = rows_between(*ends_of(accepted))
             assert (row.uid, row.inode != 0) == (0, True)
-            assert not is_root_outside_of_pods(accepted)
+            assert not is_root(accepted)
 
 
 @pytest.mark.root
@@ -127,7 +141,7 @@ def test_another_user_is_not_root():
         client.stdout.readline()
         end, _ = server.accept()
         with end:
-            assert not is_root_outside_of_pods(Accepted(end))
+            assert not is_root(Accepted(end))
         client.communicate(b"\n")
 
 
@@ -137,7 +151,7 @@ def test_nobody_from_elsewhere_is_root_of_this_machine(monkeypatch):
             return ("192.0.2.7", 4711) if name == "peername" else ("192.0.2.1", 10250)
 
     monkeypatch.setattr(peers, "rows_between", lambda *_: [peers.Row(1, 0, os.stat(0).st_ino)])
-    assert not is_root_outside_of_pods(Elsewhere())
+    assert not is_root(Elsewhere())
 
 
 def test_a_close_is_seen_also_behind_data_that_nobody_reads():

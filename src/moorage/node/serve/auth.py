@@ -17,6 +17,7 @@ import os
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from moorage.errors import MoorageError
 from moorage.kube.client import Client
 from moorage.kube.config import ApiConfig
 from moorage.log import get_logger
-from moorage.node.serve.peers import is_root_outside_of_pods
+from moorage.node.serve.peers import Ends, ends_of, roots_outside_of_pods
 from moorage.node.threads import in_thread
 
 log = get_logger(__name__)
@@ -75,6 +76,14 @@ def authority_of(api: ApiConfig, file: Path | None) -> bytes | None:
     return api.authority
 
 
+@dataclass(slots=True)
+class _Look:
+    """One look through all processes, for several clients."""
+
+    connections: list[Ends] = field(default_factory=list)
+    answers: list[bool] | None = None
+
+
 class Gate:
     """Lets requests in, or says why not."""
 
@@ -83,13 +92,16 @@ class Gate:
         self._client = client
         self._node = node
         self._judged: dict[tuple[str, ...], tuple[float, bool]] = {}
-        self._looking = asyncio.Lock()  # through all processes, for one client at a time
+        self._looking = asyncio.Lock()
+        self._next_look = _Look()
 
     async def refusal(self, request: web.Request) -> web.Response | None:
         """None when the client may go on."""
         user = await self._user(request)
         if user is None:
-            return web.Response(status=401, text=_WHO)
+            refusal = web.Response(status=401, text=_WHO)
+            refusal.force_close()  # whoever it is does not get to ask again without making a connection
+            return refusal
         name, groups = user
         if _MASTERS in groups:
             return None
@@ -123,11 +135,19 @@ class Gate:
         return await self._reviewed(token)
 
     async def _is_root(self, request: web.Request) -> bool:
-        """Looked up for each request: who held a socket a moment ago may have handed it on."""
+        """Looked up for each request: who held a socket a moment ago may have handed it on. All who ask during one look
+        share the next: so however many ask, such as a pod that does nothing else, nobody waits for more than two."""
         if request.transport is None:
             return False
+        look = self._next_look
+        number = len(look.connections)
+        look.connections.append(ends_of(request.transport))
         async with self._looking:
-            return await in_thread(is_root_outside_of_pods, request.transport)
+            if self._next_look is look:  # it begins
+                self._next_look = _Look()
+            if look.answers is None:
+                look.answers = await in_thread(roots_outside_of_pods, look.connections)
+        return look.answers[number]
 
     async def _reviewed(self, token: str) -> tuple[str, tuple[str, ...]] | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}

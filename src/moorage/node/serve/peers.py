@@ -2,15 +2,20 @@
 
 Owns: the rows of `/proc/net/tcp`, which processes hold a socket, and whether a client has closed.
 May not touch: what is concluded from it.
-Start reading at: `is_root_outside_of_pods`, `is_closed`.
+Start reading at: `roots_outside_of_pods`, `is_closed`.
 """
 
+import functools
 import ipaddress
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+End = tuple[Any, ...]  # an address and a port
+Ends = tuple[End | None, End | None]
+Table = dict[tuple[str, str], list[list[str]]]  # both ends, as they are written there, to rows
 
 _ESTABLISHED = 1
 _TABLES = {4: ("/proc/net/tcp", "/proc/net/tcp6"), 6: ("/proc/net/tcp6",)}  # a socket for both may speak IPv4
@@ -31,19 +36,35 @@ class Row:
     inode: int
 
 
-def is_root_outside_of_pods(transport: Transport) -> bool:
-    """Whether the other end of a loopback connection is in the hands of root of this machine, and of nobody in a
-    container, where root is another. No when in doubt. Looks through all processes: not for the event loop."""
-    peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+def ends_of(transport: Transport) -> Ends:
+    """The client's address and port, and ours."""
+    return transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+
+
+def roots_outside_of_pods(connections: Sequence[Ends]) -> list[bool]:
+    """Whether the other end of each loopback connection is in the hands of root of this machine, and of nobody in a
+    container, where root is another. No when in doubt. Looks through all processes, once for all connections: not for
+    the event loop."""
+    table_at = functools.cache(_table_at)
+    inodes = [_inode_of_root(peer, own, table_at) for peer, own in connections]
+    holders = holders_of(set(inodes) - {0})
+    return [_are_outside_of_pods(holders.get(inode, ())) for inode in inodes]
+
+
+def _inode_of_root(peer: End | None, own: End | None, table_at: Callable[[str], Table]) -> int:
+    """Of the socket at the other end, if that is open and root has made it; else 0."""
     if not peer or not own or not _address(peer).is_loopback:
-        return False
-    rows = rows_between(peer, own)
-    if len(rows) != 1 or rows[0].state != _ESTABLISHED or rows[0].uid != 0 or rows[0].inode == 0:
-        return False
+        return 0
+    rows = rows_between(peer, own, table_at)
+    if len(rows) != 1 or rows[0].state != _ESTABLISHED or rows[0].uid != 0:
+        return 0
+    return rows[0].inode
+
+
+def _are_outside_of_pods(pids: Iterable[int]) -> bool:
     ours = os.readlink("/proc/self/ns/mnt")
-    namespaces = [_mount_namespace_of(pid) for pid in holders_of(rows[0].inode)]
-    held = [one for one in namespaces if one is not None]
-    return bool(held) and all(one == ours for one in held)
+    namespaces = [one for one in map(_mount_namespace_of, pids) if one is not None]
+    return bool(namespaces) and all(one == ours for one in namespaces)
 
 
 def is_closed(transport: Transport) -> bool:
@@ -60,40 +81,51 @@ def is_closed(transport: Transport) -> bool:
     return is_local and any(row.state != _ESTABLISHED for row in rows_between(peer, own))
 
 
-def rows_between(local: tuple[Any, ...], remote: tuple[Any, ...]) -> list[Row]:
+def _table_at(path: str) -> Table:
+    table: Table = {}
+    try:
+        with open(path, encoding="ascii") as lines:  # some ms: the kernel looks through all it has room for
+            for row in map(str.split, lines):
+                table.setdefault((row[1], row[2]), []).append(row)
+    except FileNotFoundError:  # without IPv6
+        pass
+    return table
+
+
+def rows_between(local: End, remote: End, table_at: Callable[[str], Table] = _table_at) -> list[Row]:
     """The ends on this machine with these addresses and ports."""
-    one, other = _spellings(local), _spellings(remote)
-    for table in _TABLES[_address(local).version]:
-        try:
-            with open(table, encoding="ascii") as lines:  # some ms: the kernel looks through all it has room for
-                rows = [row for row in map(str.split, lines) if row[1] in one and row[2] in other]
-        except FileNotFoundError:  # without IPv6
-            continue
+    pairs = [(one, other) for one in _spellings(local) for other in _spellings(remote)]
+    for path in _TABLES[_address(local).version]:
+        table = table_at(path)
+        rows = [row for pair in pairs for row in table.get(pair, ())]
         if rows:
             return [Row(int(row[3], 16), int(row[7]), int(row[9])) for row in rows]
     return []
 
 
-def holders_of(inode: int) -> Iterator[int]:
-    """The processes that have this socket open."""
-    wanted = f"socket:[{inode}]"
-    for name in os.listdir("/proc"):
-        if name.isdigit() and _holds(f"/proc/{name}/fd", wanted):
-            yield int(name)
+def holders_of(inodes: Set[int]) -> dict[int, set[int]]:
+    """The processes that have these sockets open."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[int, set[int]] = {}
+    for name in os.listdir("/proc") if wanted else ():
+        if name.isdigit():
+            for link in _links_in(f"/proc/{name}/fd") & wanted.keys():
+                found.setdefault(wanted[link], set()).add(int(name))
+    return found
 
 
-def _holds(directory: str, wanted: str) -> bool:
+def _links_in(directory: str) -> set[str]:
     try:
         names = os.listdir(directory)
     except OSError:  # gone, or not to be seen by us
-        return False
+        return set()
+    links = set()
     for name in names:
         try:
-            if os.readlink(f"{directory}/{name}") == wanted:
-                return True
+            links.add(os.readlink(f"{directory}/{name}"))
         except OSError:  # closed since
             continue
-    return False
+    return links
 
 
 def _mount_namespace_of(pid: int) -> str | None:
@@ -106,12 +138,12 @@ def _mount_namespace_of(pid: int) -> str | None:
         return ""
 
 
-def _address(end: tuple[Any, ...]) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _address(end: End) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(end[0])
     return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
 
 
-def _spellings(end: tuple[Any, ...]) -> set[str]:
+def _spellings(end: End) -> set[str]:
     """An address and port as the tables have them; IPv4 is written as IPv6 if the socket is one for both."""
     packed = [_address(end).packed]
     if len(packed[0]) == 4:
