@@ -19,11 +19,11 @@ import msgspec
 
 from moorage import __version__
 from moorage.kube import metrics
-from moorage.kube.config import ApiConfig, RenewableToken
+from moorage.kube.config import ApiConfig, RenewablePair, RenewableToken
 from moorage.kube.errors import ApiError, BadRequest, Gone, TooManyRequests, Unauthorized, Unavailable
 from moorage.kube.limiter import Limiter
 from moorage.kube.objects.meta import KubeObject, as_document, version_number
-from moorage.kube.transport import open_session, was_surely_not_sent
+from moorage.kube.transport import open_session, retire_connections, was_surely_not_sent
 from moorage.kube.wire import Codec, Page, WatchEvent, error_of, lines_of
 from moorage.log import get_logger
 
@@ -86,6 +86,7 @@ class Client:
         self._limiter = Limiter(qps, burst or max(1, int(qps * 2)))
         self._host = config.unix_socket or config.server.partition("://")[2]
         self._session: aiohttp.ClientSession | None = None
+        self._pair_version = 0
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._is_closed = False
         self._codec = Codec()
@@ -261,7 +262,8 @@ class Client:
         timeout_s: float = _DEFAULT_TIMEOUT_S,
     ) -> bytes:
         """One request, repeated where that is safe: reads always, writes only if the server said to come back (429, or
-        503 with Retry-After), did not accept the token (401, once, with a fresh one) or cannot have seen them."""
+        503 with Retry-After), did not accept the token or certificate (401, once, with a fresh one) or cannot have seen
+        them."""
         data = msgspec.json.encode(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
         for attempt in range(1, self._tries + 1):
@@ -292,10 +294,13 @@ class Client:
 
     def _may_repeat(self, method: str, error: ApiError, asked_s: float | None, attempt: int) -> bool:
         if isinstance(error, Unauthorized):
-            token = self._config.token
-            if attempt > 1 or not isinstance(token, RenewableToken):
+            shown = (self._config.token, self._config.pair)
+            renewable = [one for one in shown if isinstance(one, RenewableToken | RenewablePair)]
+            if attempt > 1 or not renewable:
                 return False
-            token.expire()
+            for one in renewable:
+                one.expire()
+            self._pair_version = 0  # with another connection, whatever this one has shown
             return True
         if isinstance(error, TooManyRequests) or (error.status == 503 and asked_s is not None):
             return True
@@ -332,6 +337,8 @@ class Client:
             if code == "<error>":
                 metrics.observe_request(method, self._host, code, time.monotonic() - started)
             what = str(failure) or type(failure).__name__
+            if self._config.pair is not None:
+                self._config.pair.expire()  # a server that does not accept it may just hang up
             is_final = isinstance(failure, aiohttp.ClientConnectorCertificateError | aiohttp.InvalidURL)
             raise _NoAnswer(
                 f"{method} {path} at {self._config.server}: {what}", was_surely_not_sent(failure), is_final
@@ -342,6 +349,9 @@ class Client:
             raise Unavailable(503, "Closed", "this client has been closed")
         if self._session is None:
             self._session = open_session(self._config)
+        if self._config.pair is not None and (version := self._config.pair.version()) != self._pair_version:
+            self._pair_version = version
+            retire_connections(self._session)
         return self._session
 
     def _writing(self) -> dict[str, str]:

@@ -22,11 +22,16 @@ import yaml
 from moorage.errors import UsageError
 from moorage.kube.errors import Unauthorized
 from moorage.kube.objects.meta import seconds_of
+from moorage.log import get_logger
+
+log = get_logger(__name__)
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SECTIONS = {"contexts": "context", "clusters": "cluster", "users": "user"}
-_PATHS = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
+_PAIR = ("client-certificate", "client-key")
+_PATHS = {"certificate-authority", *_PAIR, "tokenFile"}
 _TOKEN_REFRESH_S = 60.0
+_PAIR_REFRESH_S = 60.0
 _EXPIRES_EARLY_S = 10.0
 
 TokenSource = Callable[[], Awaitable[str]]
@@ -60,6 +65,49 @@ class RenewableToken:
         self._until = float("-inf")
 
 
+class RenewablePair:
+    """A client certificate and its key in files that somebody rotates. They are looked at once a minute, or after a
+    server refused them, and loaded into `tls` if they have changed. What cannot be loaded, such as half of a pair, is
+    looked at again later; until then the old pair serves."""
+
+    def __init__(
+        self, tls: ssl.SSLContext, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tls = tls
+        self._files = (certificate, key)
+        self._clock = clock
+        self._version = 0
+        self._stamps: list[tuple[int, int, int, int]] = []
+        self._load_if_changed()
+        self._until = clock() + _PAIR_REFRESH_S
+
+    def version(self) -> int:
+        """A number that is another one after the pair has changed: connections from before still show the old one."""
+        if self._clock() >= self._until:
+            self._until = self._clock() + _PAIR_REFRESH_S
+            try:
+                self._load_if_changed()
+            except OSError as error:  # ssl.SSLError is one
+                log.warning("client certificate cannot be loaded", path=str(self._files[0]), reason=str(error))
+        return self._version
+
+    def expire(self) -> None:
+        """The server did not accept it: look at the files before the next request."""
+        self._until = float("-inf")
+
+    def _load_if_changed(self) -> None:
+        found = [os.stat(file) for file in self._files]
+        stamps = [(one.st_dev, one.st_ino, one.st_mtime_ns, one.st_size) for one in found]  # a link may lead elsewhere
+        if stamps == self._stamps:
+            return
+        certificate, key = (file.read_bytes() for file in self._files)
+        _load_pair(self._tls, certificate, key)
+        self._stamps = stamps
+        self._version += 1
+        if self._version > 1:
+            log.info("client certificate has changed", path=str(self._files[0]))
+
+
 @dataclass(frozen=True)
 class ApiConfig:
     """An API server's address and the credentials for it. `authority` is the one that the configuration names for the
@@ -72,6 +120,7 @@ class ApiConfig:
     unix_socket: str | None = None
     user_agent: str = field(default="moorage")
     authority: bytes | None = None
+    pair: RenewablePair | None = None  # what `tls` shows of us, if that is in files
 
 
 def load(kubeconfig: str | None = None, context: str | None = None) -> ApiConfig:
@@ -114,7 +163,8 @@ def from_kubeconfig(path: Path, context: str | None = None, *more: Path) -> ApiC
     if not server.startswith(("http://", "https://", "unix://")):
         raise UsageError(f"kubeconfig {path}: cluster {entry.get('cluster')!r} has no http, https or unix server")
     try:
-        tls = _tls_from(cluster, user, path.parent) if server.startswith("https://") else None
+        tls = _tls_from(cluster, path.parent) if server.startswith("https://") else None
+        pair = _shown(tls, user, path.parent) if tls is not None else None
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError, a bad base64 a ValueError
         raise UsageError(f"kubeconfig {path}: certificates of context {chosen!r}: {error}") from error
     token = _token_from(user, cluster, path, chosen, tls)
@@ -123,7 +173,7 @@ def from_kubeconfig(path: Path, context: str | None = None, *more: Path) -> ApiC
         return ApiConfig("http://localhost", None, token, namespace, unix_socket=server.removeprefix("unix://"))
     is_named = cluster.get("certificate-authority-data") or cluster.get("certificate-authority")
     authority = _authority_in(tls) if tls is not None and is_named else None
-    return ApiConfig(server.rstrip("/"), tls, token, namespace, authority=authority)
+    return ApiConfig(server.rstrip("/"), tls, token, namespace, authority=authority, pair=pair)
 
 
 def from_values(server: str, token: str = "", ca_file: str | None = None, verify: bool = True) -> ApiConfig:
@@ -228,17 +278,25 @@ def _check_official_client(path: Path, what: str) -> None:
         )
 
 
-def _tls_from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.SSLContext:
+def _tls_from(cluster: dict[str, Any], folder: Path) -> ssl.SSLContext:
     data = cluster.get("certificate-authority-data")
     authority = _inline(data).decode() if data else None
     file = cluster.get("certificate-authority")
     tls = ssl.create_default_context(cafile=str(folder / file) if file and not data else None, cadata=authority)
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return tls
+
+
+def _shown(tls: ssl.SSLContext, user: dict[str, Any], folder: Path) -> RenewablePair | None:
+    """Loads the user's certificate, if there is one; the pair, if it is in files."""
+    if all(user.get(name) and not user.get(f"{name}-data") for name in _PAIR):
+        certificate_file, key_file = (folder / str(user[name]) for name in _PAIR)
+        return RenewablePair(tls, certificate_file, key_file)
     certificate, key = _pair_from(user, folder)
     if certificate and key:
         _load_pair(tls, certificate, key)
-    return tls
+    return None
 
 
 def _authority_in(tls: ssl.SSLContext) -> bytes | None:
@@ -255,7 +313,9 @@ def _load_pair(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     with tempfile.TemporaryDirectory() as scratch:  # private to us; the ssl module reads keys from files only
         for name, content in (("cert", certificate), ("key", key)):
             Path(scratch, name).write_bytes(content)
-        tls.load_cert_chain(Path(scratch, "cert"), Path(scratch, "key"))
+        files = (Path(scratch, "cert"), Path(scratch, "key"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(*files)  # one that fails would leave `tls` with neither
+        tls.load_cert_chain(*files)
 
 
 def _pair_from(user: dict[str, Any], folder: Path) -> tuple[bytes | None, bytes | None]:
@@ -264,7 +324,7 @@ def _pair_from(user: dict[str, Any], folder: Path) -> tuple[bytes | None, bytes 
             return _inline(data)
         return (folder / str(user[name])).read_bytes() if user.get(name) else None
 
-    return content("client-certificate"), content("client-key")
+    return content(_PAIR[0]), content(_PAIR[1])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -25,9 +25,10 @@ _IDLE_S, _PROBE_S, _PROBES = 30, 10, 3  # a vanished peer is noticed after a min
 
 
 class _Checked:
-    """Mixed into a connector: never hands out a pooled connection that the server has ended."""
+    """Mixed into a connector: never hands out a pooled connection that the server has ended, or that is retired."""
 
     _used: WeakSet[Any]
+    _retired: WeakSet[Any]
 
     async def connect(self, req: ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout) -> Connection:
         while True:
@@ -36,20 +37,23 @@ class _Checked:
             if protocol not in self._used:
                 self._used.add(protocol)
                 return connection
-            if not _has_ended(connection):
+            if protocol not in self._retired and not _has_ended(connection):
                 return connection
             connection.close()
+
+    def retire(self) -> None:
+        self._retired.update(self._used)
 
 
 class _Tcp(_Checked, aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
-        self._used = WeakSet()
+        self._used, self._retired = WeakSet(), WeakSet()
         super().__init__(**options)
 
 
 class _Unix(_Checked, aiohttp.UnixConnector):
     def __init__(self, path: str, **options: Any) -> None:
-        self._used = WeakSet()
+        self._used, self._retired = WeakSet(), WeakSet()
         super().__init__(path, **options)
 
 
@@ -64,6 +68,12 @@ def open_session(config: ApiConfig) -> aiohttp.ClientSession:
     session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
     session._retry_connection = False  # there is no public switch; `Client.request` decides what is safe to repeat
     return session
+
+
+def retire_connections(session: aiohttp.ClientSession) -> None:
+    """Nothing new is sent on connections that were made so far; what is under way there, such as a watch, goes on."""
+    assert isinstance(session.connector, _Checked)
+    session.connector.retire()
 
 
 def was_surely_not_sent(failure: BaseException) -> bool:

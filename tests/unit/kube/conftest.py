@@ -94,7 +94,9 @@ class FakeApi:
         self.faults: deque[Fault] = deque()
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         self.headers: list[dict[str, str]] = []
+        self.names: list[str] = []  # that clients have shown, or ""
         self.accept_token = ""
+        self.accept_name = ""  # in a client certificate
         self.watchers: dict[web.StreamResponse, asyncio.Queue[bytes | None]] = {}
         self.transports: set[Any] = set()
         self.page_limit = 0
@@ -210,6 +212,9 @@ class FakeApi:
         self.transports.add(request.transport)
         if self.accept_token and request.headers.get("Authorization") != f"Bearer {self.accept_token}":
             return _status(401, "Unauthorized")
+        self.names.append(_common_name(request))
+        if self.accept_name and self.names[-1] != self.accept_name:
+            return _status(401, "Unauthorized")
         if request.path in self.silent:
             await self._stopping.wait()
         fault = self._fault_for(request)
@@ -318,6 +323,12 @@ class FakeApi:
             meta = {"resourceVersion": str(self.version), "annotations": notes}
             lines.append({"type": "BOOKMARK", "object": {"metadata": meta}})
         return lines
+
+
+def _common_name(request: web.Request) -> str:
+    certificate = request.transport.get_extra_info("peercert") if request.transport else None
+    subject = dict(pair for part in (certificate or {}).get("subject", ()) for pair in part)
+    return str(subject.get("commonName", ""))
 
 
 def _is_below(path: str, collection: str) -> bool:

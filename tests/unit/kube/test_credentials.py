@@ -8,6 +8,8 @@ import json
 import ssl
 import subprocess
 import sys
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -82,6 +84,12 @@ def serving(authority, tmp_path, demand=False):
     return tls
 
 
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 def text(pem):
     return base64.b64encode(pem).decode()
 
@@ -101,6 +109,103 @@ async def test_a_client_certificate_is_shown(fake, authority, tmp_path, inline):
     async with Client(config.load(str(path))) as client:
         assert client.namespace == "work"
         assert (await client.list(ConfigMap)).items == []
+    await api.stop()
+
+
+class Rotated:
+    """A kubeconfig whose user has a certificate and a key in files, which somebody rotates."""
+
+    def __init__(self, folder, port):
+        self.crt, self.key = folder / "c.crt", folder / "c.key"
+        user, cluster = {"client-certificate": "c.crt", "client-key": "c.key"}, {"certificate-authority": "ca.crt"}
+        self._path = (folder / "config", f"https://127.0.0.1:{port}", user, cluster)
+
+    def put(self, certificate, key):
+        for file, content in ((self.crt, certificate), (self.key, key)):
+            file.with_suffix(".new").write_bytes(content)
+            file.with_suffix(".new").rename(file)
+
+    def load(self):
+        path, server, user, cluster = self._path
+        return config.load(str(write(path, server, user, **cluster)))
+
+
+async def test_a_rotated_certificate_is_used_when_the_server_refuses_the_old_one(fake, authority, tmp_path):
+    api = await fake().start(tls=serving(authority, tmp_path, demand=True))
+    rotated = Rotated(tmp_path, api.port)
+    rotated.put(*authority.pair("first"))
+    async with Client(rotated.load()) as client:
+        await client.list(ConfigMap)
+        rotated.put(*authority.pair("second"))
+        await client.list(ConfigMap)
+        api.accept_name = "second"
+        await client.create(ConfigMap, {"metadata": {"name": "a"}}, "ns")
+        assert api.names == ["first", "first", "first", "second"]  # the last on a connection of its own
+        api.accept_name, connections = "third", len(api.transports)
+        with pytest.raises(Unauthorized):
+            await client.list(ConfigMap)
+        assert len(api.seen) == 6
+        assert len(api.transports) == connections + 1  # a connection that was refused is not asked twice
+    await api.stop()
+
+
+async def test_half_of_a_rotated_certificate_changes_nothing(fake, authority, tmp_path, caplog):
+    api = await fake().start(tls=serving(authority, tmp_path, demand=True))
+    rotated, first, second = Rotated(tmp_path, api.port), authority.pair("first"), authority.pair("second")
+    rotated.put(*first)
+    async with Client(rotated.load()) as client:
+        api.accept_name = "second"
+        for half in ((second[0], first[1]), (second[0], second[1][:50]), (b"", second[1])):
+            rotated.put(*half)
+            with pytest.raises(Unauthorized):
+                await client.list(ConfigMap)
+            assert set(api.names) == {"first"}
+        rotated.key.unlink()
+        with pytest.raises(Unauthorized):
+            await client.list(ConfigMap)
+        assert "cannot be loaded" in caplog.text
+        rotated.put(*second)
+        await client.list(ConfigMap)
+        assert api.names[-1] == "second"
+    await api.stop()
+
+
+async def test_a_rotated_certificate_is_found_within_a_minute_and_costs_nothing_under_way(fake, authority, tmp_path):
+    api = await fake().start(tls=serving(authority, tmp_path, demand=True))
+    rotated, clock = Rotated(tmp_path, api.port), [0.0]
+    rotated.put(*authority.pair("first"))
+    loaded = rotated.load()
+    pair = config.RenewablePair(loaded.tls, rotated.crt, rotated.key, clock=lambda: clock[0])
+    async with Client(replace(loaded, pair=pair)) as client, aclosing(client.watch(ConfigMap)) as changes:
+        heard = asyncio.create_task(anext(changes))
+        await until(lambda: api.watchers)
+        rotated.put(*authority.pair("second"))
+        for seconds, name in ((59, "first"), (61, "second")):
+            clock[0] = seconds
+            await client.list(ConfigMap)
+            assert api.names[-1] == name
+        assert len(api.seen) == 3  # nothing was refused
+        api.put("/api/v1/namespaces/ns/configmaps/a")
+        assert (await heard).object.name == "a"
+    await api.stop()
+
+
+async def test_a_server_that_hangs_up_on_the_old_certificate_gets_the_new_one(fake, authority, tmp_path):
+    api, other = fake(), Authority()
+    await api.start(tls=serving(authority, tmp_path, demand=True))
+    rotated = Rotated(tmp_path, api.port)
+    rotated.put(*authority.pair("first"))
+    async with Client(rotated.load()) as client:
+        await client.list(ConfigMap)
+        await api.stop()
+        (tmp_path / "other.crt").write_bytes(other.pem)
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "other.crt"))
+        tls.load_cert_chain(tmp_path / "s.crt", tmp_path / "s.key")
+        tls.verify_mode = ssl.CERT_REQUIRED
+        await api.start(tls=tls)
+        rotated.put(*other.pair("second"))
+        await client.list(ConfigMap)
+        assert api.names == ["first", "second"]
     await api.stop()
 
 
