@@ -129,36 +129,37 @@ def test_a_refusal_of_one_object_is_waited_out(virtual, fake, fault):
     virtual(story)
 
 
+@asynccontextmanager
+async def one_lost(fake, wanted, **options):
+    """Somebody who may not list, and has asked for `ns/lost`, which gets no answer."""
+    async with fake() as api:
+        api.may_list = False
+        api.silent.add(f"{MAPS}/lost")
+        api.put(f"{MAPS}/lost", data={"v": "1"})
+        async with following(api, wanted, **options) as informer:
+            await until(lambda: f"{MAPS}/lost" in api.requests("GET"))
+            yield api, informer
+
+
 def test_what_is_not_answered_holds_up_nothing_else_and_is_asked_for_again(virtual, fake):
     async def story():
-        async with fake() as api:
-            api.may_list = False
-            api.silent.add(f"{MAPS}/lost")
-            for name in ("a", "lost"):
-                api.put(f"{MAPS}/{name}", data={"v": "1"})
-            wanted = {"ns/lost"}
-            async with following(api, wanted) as informer:
-                await until(lambda: f"{MAPS}/lost" in api.requests("GET"))
-                wanted.add("ns/a")
-                informer.get("ns/a")
-                await until(lambda: value(informer, "ns/a") == "1", 5)
-                assert api.requests("GET").count(f"{MAPS}/lost") == 1, "it is still waited for"
-                api.silent.clear()
-                await until(lambda: value(informer, "ns/lost") == "1", 30)
+        wanted = {"ns/lost"}
+        async with one_lost(fake, wanted) as (api, informer):
+            api.put(f"{MAPS}/a", data={"v": "1"})
+            wanted.add("ns/a")
+            await until(lambda: value(informer, "ns/a") == "1", 5)
+            assert api.requests("GET").count(f"{MAPS}/lost") == 1, "it is still waited for"
+            api.silent.clear()
+            await until(lambda: value(informer, "ns/lost") == "1", 30)
 
     virtual(story)
 
 
 def test_who_may_list_again_does_not_wait_for_what_is_not_answered(virtual, fake):
     async def story():
-        async with fake() as api:
-            api.may_list = False
-            api.silent.add(f"{MAPS}/lost")
-            api.put(f"{MAPS}/lost", data={"v": "1"})
-            async with following(api, {"ns/lost"}, list_again_s=5.0) as informer:
-                await until(lambda: f"{MAPS}/lost" in api.requests("GET"))
-                api.may_list = True
-                await until(lambda: value(informer, "ns/lost") == "1", 8)
+        async with one_lost(fake, {"ns/lost"}, list_again_s=5.0) as (api, informer):
+            api.may_list = True
+            await until(lambda: value(informer, "ns/lost") == "1", 8)
 
     virtual(story)
 
