@@ -354,3 +354,63 @@ async def test_root_without_privileges_reaches_no_disk_and_no_setting_of_the_mac
     assert not {"made", "set", "reached"} & set(ran), ran
     assert ran[-1] == "0"  # what is of its own processes it may set
     assert Path("/proc/sys/kernel/core_pattern").read_text() == pattern
+
+
+async def outcome(bench, document, runtime=None):
+    """What a program said, or why there was none."""
+    container = bench.container(uuid.uuid4().hex)
+    try:
+        return " ".join(await bench.ran(runtime or bench.runtime(), container, document))
+    except ContainerFailed as error:
+        return str(error)
+
+
+def with_sub_path(tmp_path):
+    """A volume beside a secret of the host: mounting a part of it, one looks from above."""
+    (tmp_path / "v" / "sub").mkdir(parents=True)
+    (tmp_path / "secret").write_text("of the host")
+    return [{"source": str(tmp_path / "v"), "target": "/v", "sub_path": "sub"}]
+
+
+@pytest.mark.usefixtures("either")
+async def test_no_working_directory_leads_out_through_a_file_that_is_open(bench, tmp_path):
+    mounts, runtime = with_sub_path(tmp_path), bench.runtime()
+    for fd in range(3, 24):
+        document = spec("sh", "-c", "cat ../secret; mkdir ../new", mounts=mounts, cwd=f"/proc/self/fd/{fd}")
+        assert "of the host" not in await outcome(bench, document, runtime), fd
+        await outcome(bench, spec("true", mounts=mounts, cwd=f"/proc/self/fd/{fd}/../new"), runtime)
+        assert not (tmp_path / "new").exists(), fd
+
+
+@pytest.mark.usefixtures("either")
+async def test_a_program_is_none_of_the_files_that_are_open_before_it(bench, tmp_path):
+    mounts, runtime = with_sub_path(tmp_path), bench.runtime()
+    runs = [spec(f"/proc/self/fd/{fd}", mounts=mounts) for fd in range(3, 40)]
+    said = [await outcome(bench, document, runtime) for document in runs]
+    found = [one for one in said if "No such file or directory" not in one]
+    assert len(found) == 3, found  # what has no name: the pipe that tells of failures, the supervisor, and "/" itself
+    assert all("Permission denied" in one for one in found)
+
+
+@pytest.mark.usefixtures("either")
+async def test_no_volume_is_placed_through_a_link_of_proc(bench, tmp_path):
+    (tmp_path / "v").mkdir()
+    shown = {"source": "/proc", "target": "/hp", "read_only": True}  # of the host
+    for target in (f"/hp/{os.getpid()}/root{tmp_path}/new", f"/hp/{os.getpid()}/root{tmp_path}/new/below"):
+        mounts = [shown, {"source": str(tmp_path / "v"), "target": target}]
+        assert "Too many levels of symbolic links" in await outcome(bench, spec("true", mounts=mounts))
+        devices = [{"path": target, "number": os.makedev(7, 0)}]
+        assert "Too many levels of symbolic links" in await outcome(
+            bench, spec("true", mounts=[shown], devices=devices)
+        )
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("either")
+async def test_what_a_program_reads_from_is_no_file_of_a_volume(bench, tmp_path):
+    volume = tmp_path / "v"
+    volume.mkdir()
+    (volume / "null").symlink_to("/etc/shadow")
+    mounts = [{"source": str(volume), "target": "/dev"}]
+    assert await outcome(bench, spec("wc", "-c", mounts=mounts, uid=65534, gid=65534)) == "0"
+    assert await outcome(bench, spec("readlink", "/proc/self/fd/0", mounts=mounts)) == "/dev/null"

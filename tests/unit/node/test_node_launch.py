@@ -75,6 +75,23 @@ def test_a_program_gets_no_other_files(launcher):
     assert sorted(said.split()) == ["0", "1", "2", "3"]  # the last is what ls reads
 
 
+def test_files_are_closed_before_the_program_but_for_those_that_are_kept(launcher):
+    def write(plan):
+        sandbox.take_streams(plan, (plan.at["out"],) * 3)
+        plan.keep_only("second")
+        for name in ("first", "second"):
+            plan.do("write", plan.at[name], plan.data(name.encode()), 6, accept=errors(errno.EBADF), text="write")
+        sandbox.execute(plan, ["/missing"], {})  # which is told through what is kept in any case
+
+    read, first, second = *os.pipe(), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(first, second)
+    assert run(launcher, write, first=first, second=second).text == "exec: '/missing': No such file or directory"
+    for fd in (first, second):
+        os.close(fd)
+    with os.fdopen(read, "rb") as said:
+        assert said.read() == b"second"
+
+
 def test_results_are_arguments_of_later_calls(launcher, tmp_path):
     def write(plan):
         fds = [plan.get("openat", AT_FDCWD, str(tmp_path / name), WRITE_NEW, 0o600, text="open") for name in "ab"]

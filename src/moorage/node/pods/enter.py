@@ -12,7 +12,7 @@ import termios
 from typing import Any
 
 from moorage.node.pods import kernel, sandbox
-from moorage.node.pods.launch import ANY, Launcher, Plan
+from moorage.node.pods.launch import Launcher, Plan
 
 _KINDS = kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNS
 
@@ -53,10 +53,11 @@ def _write(plan: Plan, request: dict[str, Any], origin: sandbox.Origin) -> None:
     plan.do("setns", plan.at["container"], _KINDS, text="enter the container")
     plan.do("setsid", text="setsid")
     sandbox.take_streams(plan, [plan.at[name] for name in ("stdin", "stdout", "stderr")])
+    plan.keep_only()
     if request.get("tty"):
         plan.do("ioctl", 0, termios.TIOCSCTTY, 0, text="take the terminal")
     sandbox.take_identity(plan, request)
-    plan.do("chdir", request.get("cwd") or "/", accept=ANY, text="working directory")
+    sandbox.change_to(plan, request.get("cwd") or "/")
     environment = {"PATH": sandbox.PATH, **request["env"]}
     if request.get("tty"):
         environment.setdefault("TERM", "xterm")

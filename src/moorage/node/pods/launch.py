@@ -18,23 +18,26 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher")  # where setup.py puts it
 # For each system call, its number on x86-64 and on machines that came later.
 _NUMBERS = {
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "rt_sigaction": (13, 134), "ioctl": (16, 29),
-    "execve": (59, 221), "chdir": (80, 49), "umask": (95, 166), "setuid": (105, 146), "setgid": (106, 144),
-    "setsid": (112, 157), "setgroups": (116, 159), "pivot_root": (155, 41), "prctl": (157, 167), "mount": (165, 40),
-    "umount2": (166, 39), "sethostname": (170, 161), "exit_group": (231, 94), "openat": (257, 56), "mkdirat": (258, 34),
-    "mknodat": (259, 33), "fchownat": (260, 54), "unlinkat": (263, 35), "ppoll": (271, 73), "unshare": (272, 97),
-    "dup3": (292, 24), "prlimit64": (302, 261), "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429),
-    "close_range": (436, 436), "openat2": (437, 437), "mount_setattr": (442, 442),
+    "execve": (59, 221), "chdir": (80, 49), "fchdir": (81, 50), "umask": (95, 166), "setuid": (105, 146),
+    "setgid": (106, 144), "setsid": (112, 157), "setgroups": (116, 159), "pivot_root": (155, 41), "prctl": (157, 167),
+    "mount": (165, 40), "umount2": (166, 39), "sethostname": (170, 161), "exit_group": (231, 94), "openat": (257, 56),
+    "mkdirat": (258, 34), "mknodat": (259, 33), "fchownat": (260, 54), "unlinkat": (263, 35), "faccessat": (269, 48),
+    "ppoll": (271, 73), "unshare": (272, 97), "dup3": (292, 24), "prlimit64": (302, 261), "setns": (308, 268),
+    "open_tree": (428, 428), "move_mount": (429, 429), "close_range": (436, 436), "openat2": (437, 437),
+    "mount_setattr": (442, 442),
 }  # fmt: skip
 _CALL = {name: numbers[os.uname().machine != "x86_64"] for name, numbers in _NUMBERS.items()}
 # As in launch.c.
 _BASE, _ROOM = 0x2000000000, 1 << 24
 _PLAN_FD, _FAIL_FD, _FIRST_FD = 3, 4, 5
+_LAST_STREAM, _LAST_FD = 2, 0x7FFFFFFF
 _ABOVE_FD = 16
 _ACCEPTABLE = 63
 _STEP = 12  # numbers: a call, six arguments, and what is said of it
@@ -70,7 +73,7 @@ class Failure(NamedTuple):
 
 
 class Plan:
-    """System calls for a new process, in which the descriptors of `fds` have the numbers in `at`."""
+    """System calls for a new process, in which the descriptors of `fds`, and `fail`, have the numbers in `at`."""
 
     def __init__(self, base: int, fail: int, fds: dict[str, int], at: dict[str, int]) -> None:
         self.fail, self.fds, self.at = fail, fds, at
@@ -79,7 +82,7 @@ class Plan:
         self._texts: list[str] = []
         self._base = base
         self._data = bytearray(_HEAD.size)
-        self.do("close_range", _PLAN_FD, 0x7FFFFFFF, _CLOSE_AT_EXEC, text="keep files from the program")
+        self.do("close_range", _PLAN_FD, _LAST_FD, _CLOSE_AT_EXEC, text="keep files from the program")
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -94,6 +97,13 @@ class Plan:
         slot = self.data(bytes(_WORD))
         self._add(call, arguments, text, 0, 0, -1, slot)
         return Result(slot)
+
+    def keep_only(self, *names: str) -> None:
+        """Close all files but the streams, `fail`, and those of these names."""
+        kept = sorted(self.at[name] for name in ("fail", *names))
+        for below, above in pairwise((_LAST_STREAM, *kept, _LAST_FD + 1)):
+            if below + 1 < above:
+                self.do("close_range", below + 1, above - 1, 0, text="close files")
 
     def do_all(self, calls: "Calls") -> None:
         """Calls that are the same in every plan."""
@@ -197,8 +207,8 @@ class Launcher:
         """An empty one for a process that has these descriptors, and tells `fail` when it fails. Once its program runs,
         `fail` is closed there."""
         if not self._program:
-            return Plan(self._address, fail, fds, fds)
-        return Plan(_BASE, fail, fds, {name: number for number, name in enumerate(fds, _FIRST_FD)})
+            return Plan(self._address, fail, fds, {"fail": fail, **fds})
+        return Plan(_BASE, fail, fds, {name: number for number, name in enumerate(("fail", *fds), _FAIL_FD)})
 
     def launch(self, plan: Plan) -> int:
         """The number of a new process."""

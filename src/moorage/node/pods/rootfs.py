@@ -33,7 +33,7 @@ _PROPAGATION = {"HostToContainer": kernel.MS_SLAVE, "Bidirectional": kernel.MS_S
 _PLACE = "/proc"  # a directory that every root has, to mount on before the root is changed
 _OF_THE_MACHINE = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")  # not of the container alone
 _HARMLESS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-_ATTR_RDONLY = 1
+_TO_EMPTY_PATH = 0x40  # of move_mount
 _ATTRIBUTES = struct.Struct("=QQQQ")  # to set, to clear, propagation, and a user namespace
 _HOW = struct.Struct("=QQQ")  # of openat2: flags, mode, what a path may lead through
 _MISSING, _IS_FILE = errors(errno.ENOENT), errors(errno.ENOTDIR)
@@ -71,11 +71,12 @@ def template(hide: Sequence[str]) -> Template:
         os.waitpid(pid, 0)
 
 
-def enter(plan: Plan, spec: dict[str, Any], template: Template) -> None:
-    """Leave the host's mounts for those of a new container. The process has the `template`."""
+def enter(plan: Plan, spec: dict[str, Any], template: Template) -> Result:
+    """Leave the host's mounts for those of a new container. The process has the `template`. Returns the container's
+    /dev/null, opened before a volume could put something else there."""
     trees = [_tree_of(plan, volume) for volume in spec["mounts"]]  # taken here, where the host's mounts are
     system = _tree_at(plan, "/sys")
-    _set_attributes(plan, system, kernel.MS_PRIVATE, 0 if spec.get("privileged") else _ATTR_RDONLY)
+    _set_attributes(plan, system, kernel.MS_PRIVATE, 0 if spec.get("privileged") else kernel.ATTR_RDONLY)
     devices = _tree_at(plan, "/dev") if spec.get("privileged") else None
     plan.do("setns", plan.at["template"], kernel.CLONE_NEWNS, text="enter the template")
     kinds = kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | (0 if spec.get("host_ipc") else kernel.CLONE_NEWIPC)
@@ -89,10 +90,10 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> None:
     _change_to(plan, "root")
     for name, mode in template.uncovered:
         _mount(plan, "moorage-hidden", name, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode={mode:o}")
-    _attach(plan, system, "sys")
+    _attach(plan, system, AT_FDCWD, "sys", text="mount /sys")
     if devices is not None:
         _set_attributes(plan, devices, kernel.MS_PRIVATE)
-        _attach(plan, devices, "dev")
+        _attach(plan, devices, AT_FDCWD, "dev", text="mount /dev")
     else:
         options = "newinstance,ptmxmode=0666,mode=0620,gid=5"
         _mount(plan, "devpts", "dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
@@ -101,6 +102,7 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> None:
     plan.do("pivot_root", ".", ".", text="pivot_root")
     plan.do("umount2", ".", kernel.MNT_DETACH, text="leave the host's root")
     _change_to(plan, "/")
+    null = plan.get("openat", AT_FDCWD, os.devnull, os.O_RDONLY | os.O_CLOEXEC, 0, text=f"open {os.devnull}")
     for volume, tree in zip(spec["mounts"], trees, strict=True):
         _place_volume(plan, volume, tree)
     for volume in spec["mounts"]:
@@ -110,6 +112,7 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> None:
         _place_device(plan, device)
     name = str(spec["hostname"])[:63]
     plan.do("sethostname", name, len(os.fsencode(name)), text="set the host name")
+    return null
 
 
 def finish(plan: Plan, spec: dict[str, Any]) -> None:
@@ -120,7 +123,7 @@ def finish(plan: Plan, spec: dict[str, Any]) -> None:
             plan.do("mount", path, path, 0, kernel.MS_BIND, 0, accept=_MISSING, skip=1, text=f"keep {path}")
             _make_read_only(plan, path, recursive=False)
     if spec.get("cwd"):  # here, where it may be made whoever the program runs as
-        _make_directories(plan, spec["cwd"])
+        plan.do("close", _make_directories(plan, spec["cwd"]), text=f"make directory {spec['cwd']}")
     if spec.get("read_only_root"):
         _make_read_only(plan, "/", recursive=False)
 
@@ -209,23 +212,37 @@ def _set_attributes(plan: Plan, tree: Result, propagation: int, attributes: int 
 
 
 def _make_read_only(plan: Plan, path: str, *, recursive: bool) -> None:
-    wanted = plan.data(_ATTRIBUTES.pack(_ATTR_RDONLY, 0, 0, 0))
+    wanted = plan.data(_ATTRIBUTES.pack(kernel.ATTR_RDONLY, 0, 0, 0))
     flags = libc.AT_RECURSIVE if recursive else 0
     plan.do("mount_setattr", AT_FDCWD, path, flags, wanted, _ATTRIBUTES.size, text=f"make {path} read-only")
 
 
-def _attach(plan: Plan, tree: Result, target: str) -> None:
-    text = f"mount volume at {target}"
-    plan.do("move_mount", tree, "", AT_FDCWD, target, libc.FROM_EMPTY_PATH | libc.TO_FOLLOWS_LINKS, text=text)
+def _attach(plan: Plan, tree: Result, at: int | Result, path: str = "", *, text: str) -> None:
+    """Mount a tree at a path, or at a descriptor."""
+    flags = libc.FROM_EMPTY_PATH | (0 if path else _TO_EMPTY_PATH)
+    plan.do("move_mount", tree, "", at, path, flags, text=text)
     plan.do("close", tree, text=text)
 
 
-def _make_directories(plan: Plan, path: str) -> None:
-    """What is there stays as it is."""
-    parts = [part for part in path.split("/") if part]
-    for depth in range(1, len(parts) + 1):
-        above = "/".join(parts[:depth])
-        plan.do("mkdirat", AT_FDCWD, f"/{above}", 0o755, accept=_EXISTS, text=f"make directory /{above}")
+def open_inside(plan: Plan, base: int | Result, path: str, flags: int, text: str) -> Result:
+    """What a pod has named, as `O_PATH`. Links are followed, but none of /proc: those lead out of the container, to
+    whatever this process has open, or to the root of a process of the host."""
+    how = _HOW.pack(os.O_PATH | os.O_CLOEXEC | flags, 0, libc.NO_MAGICLINKS)
+    return plan.get("openat2", base, path, plan.data(how), _HOW.size, text=text)
+
+
+def _make_directories(plan: Plan, path: str) -> Result:
+    """The directory at a path, made if it is missing, as those above it are. What is there stays as it is."""
+    at = open_inside(plan, AT_FDCWD, "/", os.O_DIRECTORY, "open /")
+    done = ""
+    for name in filter(None, path.split("/")):
+        done += f"/{name}"
+        text = f"make directory {done}"
+        plan.do("mkdirat", at, name, 0o755, accept=_EXISTS, text=text)
+        below = open_inside(plan, at, name, os.O_DIRECTORY, text)
+        plan.do("close", at, text=text)
+        at = below
+    return at
 
 
 def _tree_at(plan: Plan, path: str) -> Result:
@@ -270,11 +287,14 @@ def _open_beneath(plan: Plan, base: Result, parts: list[str], flags: int, text: 
 def _place_volume(plan: Plan, volume: dict[str, Any], tree: Result) -> None:
     target = volume["target"]
     text = f"mount volume at {target}"
-    _make_directories(plan, os.path.dirname(target))
-    plan.do("openat", tree, ".", os.O_PATH | os.O_CLOEXEC, 0, accept=_IS_FILE, skip=1, text=text)
-    plan.do("mkdirat", AT_FDCWD, target, 0o755, accept=_EXISTS, text=text)
-    plan.do("mknodat", AT_FDCWD, target, stat.S_IFREG | 0o644, 0, accept=_EXISTS, text=text)
-    _attach(plan, tree, target)
+    directory, name = _make_directories(plan, os.path.dirname(target)), os.path.basename(target) or "."
+    plan.do("faccessat", tree, ".", os.F_OK, accept=_IS_FILE, skip=1, text=text)
+    plan.do("mkdirat", directory, name, 0o755, accept=_EXISTS, text=text)
+    plan.do("mknodat", directory, name, stat.S_IFREG | 0o644, 0, accept=_EXISTS, text=text)
+    place = open_inside(plan, directory, name, 0, text)
+    _attach(plan, tree, place, text=text)
+    for fd in (place, directory):
+        plan.do("close", fd, text=text)
     if volume.get("read_only"):
         _make_read_only(plan, target, recursive=bool(volume.get("recursive_read_only")))
 
@@ -282,9 +302,10 @@ def _place_volume(plan: Plan, volume: dict[str, Any], tree: Result) -> None:
 def _place_device(plan: Plan, device: dict[str, Any]) -> None:
     path = device["path"]
     text = f"make device {path}"
-    _make_directories(plan, os.path.dirname(path))
-    plan.do("unlinkat", AT_FDCWD, path, 0, accept=_MISSING, text=text)
+    directory, name = _make_directories(plan, os.path.dirname(path)), os.path.basename(path)
+    plan.do("unlinkat", directory, name, 0, accept=_MISSING, text=text)
     mode = stat.S_IFBLK | (0o440 if device.get("read_only") else 0o660)
-    plan.do("mknodat", AT_FDCWD, path, mode, device["number"] & 0xFFFFFFFF, text=text)
+    plan.do("mknodat", directory, name, mode, device["number"] & 0xFFFFFFFF, text=text)
     if device.get("gid") is not None:
-        plan.do("fchownat", AT_FDCWD, path, -1, device["gid"], 0, text=text)
+        plan.do("fchownat", directory, name, -1, device["gid"], 0, text=text)
+    plan.do("close", directory, text=text)

@@ -79,20 +79,25 @@ def write(plan: Plan, spec: dict[str, Any], template: rootfs.Template, origin: O
     origin.leave(plan)
     join(plan, spec.get("cgroups", []))
     plan.do("umask", 0, text="umask")
-    rootfs.enter(plan, spec, template)
+    null = rootfs.enter(plan, spec, template)
     waits = len(plan)
     plan.do("read", plan.at["go"], plan.data(bytes(1)), 1, expect=1, text=_LEFT_ALONE)
-    rootfs.finish(plan, spec)
     plan.do("setsid", text="setsid")
-    null = plan.get("openat", AT_FDCWD, os.devnull, os.O_RDONLY | os.O_CLOEXEC, 0, text=f"open {os.devnull}")
     take_streams(plan, (null, plan.at["out"], plan.at["err"]))
+    plan.keep_only("origin")  # before /proc is there, through which a pod could name whatever else is open
+    rootfs.finish(plan, spec)
     take_identity(plan, spec)
     poll = plan.data(struct.pack("=ihh", plan.at["origin"], select.POLLIN, 0))
     plan.do("ppoll", poll, 1, plan.data(_NO_WAIT), 0, 0, expect=0, text=_LEFT_ALONE)
-    directory = spec.get("cwd") or "/"
-    plan.do("chdir", directory, text=f"working directory {directory!r}")
+    change_to(plan, spec.get("cwd") or "/")
     execute(plan, spec["argv"], {"PATH": PATH, "HOME": "/", **spec["env"]})
     return waits
+
+
+def change_to(plan: Plan, directory: str) -> None:
+    """The working directory of the program, as the one who runs it may enter it."""
+    text = f"working directory {directory!r}"
+    plan.do("fchdir", rootfs.open_inside(plan, AT_FDCWD, directory, os.O_DIRECTORY, text), text=text)
 
 
 def die_with_parent(plan: Plan) -> None:
