@@ -414,3 +414,10 @@ async def test_what_a_program_reads_from_is_no_file_of_a_volume(bench, tmp_path)
     mounts = [{"source": str(volume), "target": "/dev"}]
     assert await outcome(bench, spec("wc", "-c", mounts=mounts, uid=65534, gid=65534)) == "0"
     assert await outcome(bench, spec("readlink", "/proc/self/fd/0", mounts=mounts)) == "/dev/null"
+
+
+async def test_the_interpreter_that_enters_a_container_cannot_be_written_to_there(bench, monkeypatch):
+    """Without a compiled launcher it is what /proc/self/exe means on the way to the program."""
+    monkeypatch.setattr(launch, "PROGRAM", "")
+    script = "import os, sys; print(sys.version_info.major, os.access('/proc/self/exe', os.W_OK))"
+    assert await outcome(bench, spec("/proc/self/exe", "-c", script)) == "3 False"

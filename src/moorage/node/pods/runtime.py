@@ -15,15 +15,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moorage.errors import MoorageError
+from moorage.host import libc
 from moorage.host.boot import boot_id
 from moorage.log import get_logger
-from moorage.node.pods import launch, record, remains
+from moorage.node.pods import kernel, launch, record, remains
 from moorage.node.pods.lifecycle import START_ERROR
 from moorage.node.pods.record import ABANDONED, parent_of, start_ticks
 
@@ -287,7 +288,8 @@ class _Supervisor:
         script = str(Path(__file__).with_name("supervisor.py"))
         arguments = ("-I", "-S", "-B", script, str(control.fileno()), str(os.getpid()), launch.PROGRAM, *hide)
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        self.pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], os.environ, file_actions=nothing)
+        with _read_only(sys.executable) as executed:
+            self.pid = os.posix_spawn(executed, [sys.executable, *arguments], os.environ, file_actions=nothing)
         self.is_over = False
         self._pidfd = os.pidfd_open(self.pid)
         self._over = asyncio.Event()
@@ -404,6 +406,18 @@ def _in_memory(data: bytes) -> int:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+@contextlib.contextmanager
+def _read_only(program: str) -> Iterator[str]:
+    """Where a program can be executed so that nobody can write to it through what is executed. Where no launcher was
+    compiled, forks of the interpreter enter containers, and a container can make them execute /proc/self/exe."""
+    tree = libc.open_tree(program, recursive=False)
+    try:
+        libc.mount_setattr("", kernel.ATTR_RDONLY, at=tree)
+        yield f"/proc/self/fd/{tree}"
+    finally:
+        os.close(tree)
 
 
 def _wait_for_start(directory: Path, ends_at: float) -> None:

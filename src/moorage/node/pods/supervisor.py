@@ -399,6 +399,8 @@ def main(control_fd: int, agent: int, program: str, hide: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
+    with open("/proc/self/comm", "wb") as name:  # else it would be called after the descriptor that it was executed by
+        name.write(b"supervisor")
     supervisor = Supervisor(control, agent, template, launch.Launcher(program))
     _become_quiet()
     gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process
