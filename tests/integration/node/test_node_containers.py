@@ -421,3 +421,31 @@ async def test_the_interpreter_that_enters_a_container_cannot_be_written_to_ther
     monkeypatch.setattr(launch, "PROGRAM", "")
     script = "import os, sys; print(sys.version_info.major, os.access('/proc/self/exe', os.W_OK))"
     assert await outcome(bench, spec("/proc/self/exe", "-c", script)) == "3 False"
+
+
+@pytest.mark.usefixtures("either")
+async def test_who_sees_the_processes_of_the_host_is_not_led_out_through_them(bench, tmp_path):
+    (tmp_path / "secret").write_text("of the host")
+    root = f"/proc/{os.getpid()}/root"
+    said = await outcome(bench, spec("cat", f".{tmp_path}/secret", host_pid=True, cwd=root))
+    assert "working directory" in said or "make directory" in said
+    await outcome(bench, spec("true", host_pid=True, cwd=f"{root}{tmp_path}/new"))
+    assert not (tmp_path / "new").exists()
+    said = await outcome(bench, spec(f"{root}/bin/echo", "executed", host_pid=True))
+    assert said == f"exec: '{root}/bin/echo': Permission denied"
+
+
+@pytest.mark.usefixtures("either")
+async def test_who_enters_is_not_led_out_either(bench):
+    runtime, container = bench.runtime(), bench.container()
+    await runtime.start(container, spec("sleep", "1000", host_pid=True))
+    root = f"/proc/{os.getpid()}/root"
+    with open(os.devnull, "r+b") as null:
+        for request in (
+            {"argv": ["true"], "cwd": root},
+            {"argv": [f"{root}/bin/true"]},
+            {"argv": ["true"], "cwd": "/no"},
+        ):
+            session = await runtime.enter(container, {**request, "env": {}}, [null.fileno()] * 3)
+            assert "error" in await session.line()
+            session.close()

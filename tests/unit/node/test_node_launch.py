@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from moorage.host.libc import AT_FDCWD
 from moorage.node.pods import sandbox
 from moorage.node.pods.launch import ANY, PROGRAM, Calls, Launcher, Unusable, errors
 
+NOBODY = 65534
 WRITE_NEW = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
 
 
@@ -255,7 +257,7 @@ def search(launcher, name, *places):
     def write(plan):
         sandbox.take_streams(plan, (plan.at["out"],) * 3)
         if os.geteuid() == 0:  # who may do everything
-            plan.do("setuid", 65534, text="become nobody")
+            plan.do("setuid", NOBODY, text="become nobody")
         sandbox.execute(plan, [name], {"PATH": ":".join(map(str, places))})
 
     return run(launcher, write)
@@ -280,6 +282,34 @@ def test_a_program_is_searched_for_as_a_shell_does(launcher, places):
     assert search(launcher, "tool", none).text == "exec: 'tool': No such file or directory"
     assert search(launcher, "tool", none, none).text == "exec: 'tool': No such file or directory"
     assert search(launcher, str(none / "tool"), open_).text.endswith("No such file or directory")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("spec", "kept"),
+    [({"capabilities": [10]}, 1 << 10), ({"uid": NOBODY}, 0), ({"uid": NOBODY, "capabilities": []}, 0)],
+)
+def test_the_last_steps_to_a_program_are_made_with_its_rights_and_out_of_sight(launcher, spec, kept):
+    """Out of sight of those who have the same rights: what is open could be theirs, or the host's."""
+    (read, fail), (out, out_write), (go_read, go) = os.pipe(), os.pipe(), os.pipe()
+    plan = launcher.plan(fail, out=out_write, go=go_read)
+    sandbox.take_identity(plan, spec)
+    plan.do("write", plan.at["out"], plan.data(b"x"), 1, text="say that it is there")
+    plan.do("read", plan.at["go"], plan.data(bytes(1)), 1, text="wait")
+    plan.do("exit_group", 0, text="end")
+    pid = launcher.launch(plan)
+    assert os.read(out, 1) == b"x"
+    sets = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Cap" in line)
+    look = ["setpriv", f"--reuid={spec.get('uid', 0)}", "--clear-groups", "--bounding-set=-all,+net_bind_service"]
+    looked = subprocess.run([*look, "ls", f"/proc/{pid}/root/"], capture_output=True, text=True, check=False)
+    os.write(go, b"g")
+    os.waitpid(pid, 0)
+    for fd in (read, fail, out, out_write, go_read, go):
+        os.close(fd)
+    assert {name: int(value, 16) for name, value in sets.items() if name != "CapBnd"} == {
+        "CapInh": 0, "CapPrm": kept, "CapEff": kept, "CapAmb": 0,
+    }  # fmt: skip
+    assert "Permission denied" in looked.stderr
 
 
 NAMES = st.sampled_from(["a", "b", "a/c", "b/c"])

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from moorage.host.libc import AT_FDCWD
-from moorage.node.pods import kernel, rootfs
+from moorage.node.pods import kernel, record, rootfs
 from moorage.node.pods.launch import ANY, Calls, Plan, Result, errors
 
 # What container runtimes leave to a root that is not privileged, without CAP_MKNOD: they let it make devices and use a
@@ -27,7 +27,8 @@ KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LAST_CAPABILITY = 40
 _OOM_SCORE = "/proc/self/oom_score_adj"
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_CAPABILITY_HEAD = struct.pack("=Ii", 0x20080522, 0)  # the version of the sets that follow, and whose: its own
 _DEFAULT_ACTION = bytes(32)
 _SPAWN_IGNORES = (32, 33)  # the C library's own, in whatever it spawns
 _NO_WAIT = bytes(16)
@@ -118,14 +119,20 @@ def take_streams(plan: Plan, streams: Sequence[int | Result]) -> None:
 
 
 def take_identity(plan: Plan, spec: Mapping[str, Any]) -> None:
-    """Groups, user, capabilities, and death with the parent."""
+    """Groups, user, capabilities, and death with the parent. What comes after is done with the rights of the program,
+    but nobody else who has these may look at the process before that."""
     plan.do("umask", 0o022, text="umask")
+    kept = frozenset(spec.get("capabilities", KEPT_CAPABILITIES))
     if not spec.get("privileged"):
-        plan.do_all(_drops(frozenset(spec.get("capabilities", KEPT_CAPABILITIES))))
+        plan.do("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0, text="hide from others")
+        plan.do_all(_drops(kept))
     groups = spec.get("groups", [])
     plan.do("setgroups", len(groups), plan.data(struct.pack(f"={len(groups)}I", *groups)), text="take groups")
     plan.do("setgid", spec.get("gid", 0), text="take a group")
     plan.do("setuid", spec.get("uid", 0), text="take a user")
+    if not spec.get("privileged"):
+        sets = _capability_sets(kept if not spec.get("uid") else frozenset())
+        plan.do("capset", plan.data(_CAPABILITY_HEAD), plan.data(sets), text="keep capabilities")
     if spec.get("no_new_privileges"):
         plan.do("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, text="forbid new privileges")
     die_with_parent(plan)
@@ -144,6 +151,21 @@ def execute(plan: Plan, argv: Sequence[str], environment: Mapping[str, str]) -> 
     for path in others:  # none of them: the first that is there and cannot be executed says why
         plan.do("execve", path, *given, accept=_NOT_FOUND, text=text)
     plan.do("execve", last, *given, text=text)
+
+
+@lru_cache(maxsize=64)
+def _capability_sets(kept: frozenset[int]) -> bytes:
+    """Effective, permitted and inheritable ones, in halves: what the program gets from the bounding set, and nothing to
+    hand on."""
+    mask = sum(1 << one for one in kept) & _own_capabilities()
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    return struct.pack("=6I", low, low, 0, high, high, 0)
+
+
+def _own_capabilities() -> int:
+    """Nobody can keep more than there is; the machine's may be fewer than all."""
+    lines = record.content_of("/proc/self/status").splitlines()
+    return int(next(line for line in lines if line.startswith(b"CapPrm:")).split()[1], 16)
 
 
 @lru_cache(maxsize=64)
