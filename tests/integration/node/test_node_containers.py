@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import stat
 import subprocess
 import uuid
 from pathlib import Path
@@ -449,3 +450,33 @@ async def test_who_enters_is_not_led_out_either(bench):
             session = await runtime.enter(container, {**request, "env": {}}, [null.fileno()] * 3)
             assert "error" in await session.line()
             session.close()
+
+
+@pytest.mark.usefixtures("either")
+async def test_a_device_in_a_volume_is_of_use_only_where_that_is_said(bench, tmp_path):
+    volume = tmp_path / "v"
+    volume.mkdir()
+    os.mknod(volume / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    for has_devices, said in ((False, "Permission denied"), (True, "1")):
+        mounts = [{"source": str(volume), "target": "/v", "has_devices": has_devices}]
+        document = spec("sh", "-c", "head -c 1 /v/zero | wc -c", mounts=mounts)
+        assert said in await outcome(bench, document)
+        document["mounts"][0] |= {"source": str(tmp_path), "sub_path": "v"}
+        assert said in await outcome(bench, document)
+
+
+@pytest.mark.usefixtures("either")
+async def test_the_node_of_a_block_volume_is_never_in_another_volume(bench, tmp_path):
+    volume, number = tmp_path / "v", os.makedev(7, 250)
+    volume.mkdir()
+    mounts = [{"source": str(volume), "target": "/v"}]
+    devices = [{"path": "/v/disk", "number": number, "gid": 1000}, {"path": "/dev/new/disk", "number": number}]
+    document = spec("stat", "-c", "%F %t,%T %a %g", "/v/disk", "/dev/new/disk", mounts=mounts, devices=devices)
+    block = "block special file 7,fa 660"
+    assert await bench.ran(bench.runtime(), bench.container(), document) == [f"{block} 1000", f"{block} 0"]
+    (left,) = volume.iterdir()
+    assert left.is_file()  # a place to mount on
+    devices[0]["read_only"] = True
+    mounts[0]["read_only"] = True
+    said = await bench.ran(bench.runtime(), bench.container("again"), document)
+    assert said == ["block special file 7,fa 440 1000", f"{block} 0"]

@@ -328,6 +328,17 @@ async def test_what_the_agent_fills_with_objects_nobody_else_writes_to(tmp_path,
     assert document["mounts"][0]["read_only_last"] == is_read_only
 
 
+async def test_devices_are_of_use_in_directories_of_the_host_and_to_who_may_do_everything(tmp_path):
+    found = {}
+    for volumes in (HostPath(tmp_path), Claimed()):
+        for privileged in (False, True):
+            asked = pod(volumeMounts=[{"name": "v", "mountPath": "/v"}], securityContext={"privileged": privileged})
+            specs = SpecMaker(Layout(tmp_path), Objects(), volumes, "")
+            document = await specs.make(asked, asked.spec.containers[0], [])
+            found[type(volumes), privileged] = document["mounts"][0]["has_devices"]
+    assert found == {(HostPath, False): True, (HostPath, True): True, (Claimed, False): False, (Claimed, True): True}
+
+
 async def test_what_is_no_block_device_any_more_is_not_handed_to_a_container(tmp_path):
     layout = Layout(tmp_path)
     path = layout.block_map("pv", PodUid("u"))

@@ -86,6 +86,7 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> Result:
     _change_to(plan, place)
     for name in ("upper", "work", "root"):
         plan.do("mkdirat", AT_FDCWD, name, 0o755, text=f"make {name}")
+    nodes = [_node_of(plan, device, f"device{number}") for number, device in enumerate(spec.get("devices", []))]
     _mount(plan, "moorage-root", "root", "overlay", 0, _LAYERS)
     _change_to(plan, "root")
     for name, mode in template.uncovered:
@@ -108,8 +109,8 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> Result:
     for volume in spec["mounts"]:
         if volume.get("read_only_last"):  # once others have been mounted in it
             _make_read_only(plan, volume["target"], recursive=False)
-    for device in spec.get("devices", []):
-        _place_device(plan, device)
+    for device, node in zip(spec.get("devices", []), nodes, strict=True):
+        _place(plan, node, device["path"], f"make device {device['path']}")
     name = str(spec["hostname"])[:63]
     plan.do("sethostname", name, len(os.fsencode(name)), text="set the host name")
     return null
@@ -258,7 +259,8 @@ def _tree_of(plan: Plan, volume: dict[str, Any]) -> Result:
         tree = _sub_path(plan, source, volume["sub_path"], volume.get("sub_path_mode", 0o750))
     else:
         tree = _tree_at(plan, source)
-    _set_attributes(plan, tree, _PROPAGATION.get(volume.get("propagation", "None"), kernel.MS_PRIVATE))
+    propagation = _PROPAGATION.get(volume.get("propagation", "None"), kernel.MS_PRIVATE)
+    _set_attributes(plan, tree, propagation, 0 if volume.get("has_devices") else kernel.ATTR_NODEV)
     return tree
 
 
@@ -286,7 +288,13 @@ def _open_beneath(plan: Plan, base: Result, parts: list[str], flags: int, text: 
 
 def _place_volume(plan: Plan, volume: dict[str, Any], tree: Result) -> None:
     target = volume["target"]
-    text = f"mount volume at {target}"
+    _place(plan, tree, target, f"mount volume at {target}")
+    if volume.get("read_only"):
+        _make_read_only(plan, target, recursive=bool(volume.get("recursive_read_only")))
+
+
+def _place(plan: Plan, tree: Result, target: str, text: str) -> None:
+    """Mount what may be a directory or a file."""
     directory, name = _make_directories(plan, os.path.dirname(target)), os.path.basename(target) or "."
     plan.do("faccessat", tree, ".", os.F_OK, accept=_IS_FILE, skip=1, text=text)
     plan.do("mkdirat", directory, name, 0o755, accept=_EXISTS, text=text)
@@ -295,17 +303,14 @@ def _place_volume(plan: Plan, volume: dict[str, Any], tree: Result) -> None:
     _attach(plan, tree, place, text=text)
     for fd in (place, directory):
         plan.do("close", fd, text=text)
-    if volume.get("read_only"):
-        _make_read_only(plan, target, recursive=bool(volume.get("recursive_read_only")))
 
 
-def _place_device(plan: Plan, device: dict[str, Any]) -> None:
-    path = device["path"]
-    text = f"make device {path}"
-    directory, name = _make_directories(plan, os.path.dirname(path)), os.path.basename(path)
-    plan.do("unlinkat", directory, name, 0, accept=_MISSING, text=text)
+def _node_of(plan: Plan, device: dict[str, Any], name: str) -> Result:
+    """The node of a block volume, in the container's own layer, to be mounted where the pod wants it: that may be in
+    another volume, where a node would stay when its number has become somebody else's."""
+    text = f"make device {device['path']}"
     mode = stat.S_IFBLK | (0o440 if device.get("read_only") else 0o660)
-    plan.do("mknodat", directory, name, mode, device["number"] & 0xFFFFFFFF, text=text)
+    plan.do("mknodat", AT_FDCWD, name, mode, device["number"] & 0xFFFFFFFF, text=text)
     if device.get("gid") is not None:
-        plan.do("fchownat", directory, name, -1, device["gid"], 0, text=text)
-    plan.do("close", directory, text=text)
+        plan.do("fchownat", AT_FDCWD, name, -1, device["gid"], 0, text=text)
+    return plan.get("open_tree", AT_FDCWD, name, libc.OPEN_TREE_CLONE | os.O_CLOEXEC, text=text)

@@ -173,6 +173,7 @@ class SpecMaker:
             "recursive_read_only": mount.recursive_read_only in ("Enabled", "IfPossible"),
             "sub_path": sub_path,
             "propagation": propagation,
+            "has_devices": privileged or _is_of_host(use),
         }
         if sub_path:  # a missing one is made as open as the volume; the group is inherited, if the volume says so
             found["sub_path_mode"] = await _asked(path, "its mode", lambda: os.stat(path).st_mode & 0o777)
@@ -263,6 +264,12 @@ def _is_written_by_agent(use: Use) -> bool:
     """Secrets and the like: whoever else could write there would tell the agent where to write. But other volumes may
     be mounted in them, for which the container's first process makes the places."""
     return isinstance(use.source, PlainSource) and use.source.plugin in OF_OBJECTS
+
+
+def _is_of_host(use: Use) -> bool:
+    """Whoever may mount a directory of the host, such as /dev, is to find the devices that are there. In any other
+    volume they are of no use: they could be the disks of other pods."""
+    return isinstance(use.source, PlainSource) and use.source.body.volume.host_path is not None
 
 
 def _is_read_only(pod: Pod, name: str) -> bool:
