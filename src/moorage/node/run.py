@@ -11,6 +11,7 @@ work.
 import asyncio
 import fcntl
 import os
+import resource
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
@@ -85,7 +86,9 @@ class AgentConfig:
 class Agent:
     """The parts of one agent, wired; `run` starts them."""
 
-    def __init__(self, config: AgentConfig, client: Client, informers: Informers, recorder: Recorder) -> None:
+    def __init__(
+        self, config: AgentConfig, client: Client, informers: Informers, recorder: Recorder, open_files: int
+    ) -> None:
         self.config = config
         self.client = client
         self.layout = Layout(config.root)
@@ -108,7 +111,9 @@ class Agent:
         self.fetch = Fetch(client, config.node_name, self.drivers, claims, lambda uid: self.volumes.seen_at(uid))
         self.volumes = self._volume_manager()
         self.runtime = Runtime(
-            lambda container: self.pods.container_ended(container), hide=(str(self.layout.root), *config.hide)
+            lambda container: self.pods.container_ended(container),
+            hide=(str(self.layout.root), *config.hide),
+            open_files=open_files,
         )
         self.statuses = StatusWriter(client, lambda: self.to_come)
         self.cgroups = Cgroups(config.node_name)
@@ -195,7 +200,7 @@ async def run(config: AgentConfig, stop: asyncio.Event) -> None:
                     is_busy=lambda: agent.to_come > 0,
                 )
             )
-            agent = Agent(config, client, informers, recorder)
+            agent = Agent(config, client, informers, recorder, _allow_open_files())
             started = time.monotonic()
             agent.volumes.reconstruct()
             agent.pods.recover()
@@ -314,6 +319,14 @@ async def _patiently(what: str, act: Callable[[], Coroutine[Any, Any, object]], 
                 await stop.wait()
         except TimeoutError:
             delay_s = min(delay_s * 2, 15.0)
+
+
+def _allow_open_files() -> int:
+    """Let this process have as many files open as it may, for each container takes one. Returns how many it could have
+    before, which is what containers are to have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
 
 
 def prepare_root(root: Path) -> int:

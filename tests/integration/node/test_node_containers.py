@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import stat
@@ -21,6 +22,7 @@ from moorage.node.removal import remove_tree
 
 pytestmark = pytest.mark.root
 
+ENDS_WHEN_TOLD = ["sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"]
 CHANGES_USER = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000"]
 
 
@@ -480,3 +482,105 @@ async def test_the_node_of_a_block_volume_is_never_in_another_volume(bench, tmp_
     mounts[0]["read_only"] = True
     said = await bench.ran(bench.runtime(), bench.container("again"), document)
     assert said == ["block special file 7,fa 440 1000", f"{block} 0"]
+
+
+@contextlib.contextmanager
+def descriptors(left=0):
+    """Only so many more can be opened here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull, "rb") as lowest:
+        most = lowest.fileno() + left
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_one_that_cannot_be_looked_at_is_not_taken_for_ended(bench):
+    container, same, second = bench.container(), bench.container(), bench.runtime()
+    await bench.runtime().start(container, spec(*ENDS_WHEN_TOLD))
+    await until(container.log.exists)
+    pid = bench.pid_of(container)
+    with descriptors(1):
+        assert second.find(same)
+        assert same.is_running
+        second.stop(same)
+    assert lives(pid)
+    await until(lambda: same.pidfd >= 0)
+    await until(lambda: not same.is_running)
+    assert same.exit_code == 3  # it was told when it could be
+
+
+async def test_nothing_is_taken_up_that_cannot_even_be_read_of(bench):
+    await bench.runtime().start(bench.container(), spec("sleep", "1000"))
+    second = bench.runtime()
+    with descriptors(), pytest.raises(OSError, match="Too many open files"):
+        second.find(bench.container())
+
+
+async def test_who_leaves_does_not_look_again(bench, monkeypatch):
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    await bench.runtime().start(bench.container(), spec("sleep", "1000"))
+    second, same = bench.runtime(), bench.container()
+    with descriptors(1):
+        second.find(same)
+        assert same.is_running
+        await second.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert same.pidfd < 0
+
+
+async def test_one_that_is_started_while_no_descriptors_are_left_is_followed_later(bench, monkeypatch):
+    runtime, container = bench.runtime(), bench.container()
+    with contextlib.ExitStack() as short:
+        heard = module.Reply.line
+
+        async def line(reply):
+            answer = await heard(reply)
+            short.enter_context(descriptors())
+            return answer
+
+        monkeypatch.setattr(module.Reply, "line", line)
+        await runtime.start(container, spec("sleep", "1000"))
+        assert container.is_running
+    assert lives(bench.pid_of(container))
+    await until(lambda: container.pidfd >= 0)
+
+
+async def test_how_one_has_ended_is_read_when_there_are_descriptors_again(bench):
+    runtime, container = bench.runtime(), bench.container()
+    await runtime.start(container, spec(*ENDS_WHEN_TOLD))
+    await until(container.log.exists)
+    ended = select.poll()
+    ended.register(container.pidfd, select.POLLIN)
+    with descriptors():
+        runtime.stop(container)
+        await asyncio.to_thread(ended.poll, 10_000)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert container.is_running
+    await until(lambda: not container.is_running)
+    assert (container.exit_code, container.state.get("reason")) == (3, None)
+
+
+async def test_a_start_is_given_up_without_descriptors_too(bench, monkeypatch):
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
+    runtime, container, hanging = bench.runtime(), bench.container(), bench.hanging()
+    starting = asyncio.create_task(runtime.start(container, spec("sleep", "1000", cgroups=[str(hanging)])))
+    await until((container.directory / "state.json").exists)
+    pid = bench.pid_of(container)
+    with descriptors():
+        await until((container.directory / record.ABANDONED).exists)
+    with pytest.raises(ContainerFailed, match="did not start"):
+        await starting
+    with bench.answering(hanging):
+        await until(lambda: not lives(pid))
+    assert not container.log.exists()

@@ -527,11 +527,21 @@ def may_lower_oom_score():
     return subprocess.run(["sh", "-c", "echo -999 > /proc/self/oom_score_adj"], capture_output=True).returncode == 0
 
 
-async def test_a_container_has_the_limits_of_the_agent_and_not_those_of_its_supervisor(lab):
+@pytest.fixture
+def few_files():
+    """The limits of open files, as an agent is started with them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    yield hard - 1, hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_container_has_the_limits_that_the_agent_was_started_with(lab, few_files):
     agent = await lab.start_agent()
     command = "ulimit -Sn; ulimit -Hn; cat /proc/self/oom_score_adj; ls /proc/self/fd"
     _, text = await run_to_end(lab, command)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = few_files
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)  # the agent has one open for each container
     with open("/proc/self/oom_score_adj") as file:
         score = file.read().strip()
     assert text.split() == [str(soft), str(hard), score, "0", "1", "2", "3"]  # three streams, and what is being listed

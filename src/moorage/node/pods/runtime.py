@@ -8,17 +8,20 @@ Start reading at: `Runtime.start`, `Runtime.find`.
 import array
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moorage.errors import MoorageError
 from moorage.host import libc
@@ -30,10 +33,14 @@ from moorage.node.pods.record import ABANDONED, parent_of, start_ticks
 
 log = get_logger(__name__)
 
+R = TypeVar("R")
+
 _START_TIMEOUT_S = 30.0
 _LEAVE_S = 2.0
 _LONGEST_MESSAGE = 1 << 15
 _END_FIRST_S, _END_LAST_S = 0.001, 0.5  # between looks at how a container has ended, while that is being written
+_AGAIN_S = 0.5  # until a container is looked at again that could not be: most likely no descriptors are left
+_GONE = (FileNotFoundError, ProcessLookupError)  # of a process; any other error says nothing of it
 
 
 class ContainerFailed(MoorageError):
@@ -55,10 +62,12 @@ class Container:
     log: Path
     state: dict[str, Any] = field(default_factory=dict)
     pidfd: int = -1
+    is_unsure: bool = False  # it could not be looked at: whatever it may hold is not given to another
+    to_be_told: signal.Signals | None = None  # once it can be
 
     @property
     def is_running(self) -> bool:
-        return self.pidfd >= 0
+        return self.pidfd >= 0 or self.is_unsure
 
     @property
     def is_ended(self) -> bool:
@@ -76,15 +85,19 @@ class Container:
 class Runtime:
     """Containers of one agent."""
 
-    def __init__(self, on_end: Callable[[Container], None], hide: Sequence[str] = ()) -> None:
+    def __init__(
+        self, on_end: Callable[[Container], None], hide: Sequence[str] = (), open_files: int | None = None
+    ) -> None:
         self._on_end = on_end
         self._hide = hide  # directories of the host that no container sees
+        self._open_files = open_files  # how many a program may have; as many as this process, if it is not said
         self._socket: socket.socket | None = None
         self._supervisor: _Supervisor | None = None
         self._left: list[_Supervisor] = []  # earlier ones that have not ended
         self._starting = asyncio.Lock()
         self._sending = asyncio.Lock()
         self._followed: dict[int, Container] = {}
+        self._unsure: dict[str, asyncio.TimerHandle] = {}  # until they are looked at again
         self._found_until = 0.0  # until when all that was being started before is waited for
 
     async def open(self) -> None:
@@ -105,12 +118,15 @@ class Runtime:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 answer = await reply.line()
         except TimeoutError:
-            if not _give_up(container.directory):  # its supervisor hangs: the next one has another
+            if not await _when_possible(lambda: _give_up(container.directory)):
+                # Its supervisor hangs: the next one has another.
                 self._leave_supervisor()
             raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
         finally:
             reply.close()
-        container.state = dict(answer.get("state") or read_state(container.directory))
+        container.state = dict(answer.get("state") or {})
+        if not container.state:
+            container.state = await _when_possible(lambda: read_state(container.directory))
         if "error" in answer or not answer:
             failure = ContainerFailed if container.state else NotCreated
             raise failure(str(answer.get("error") or "the process that starts containers went away"))
@@ -118,7 +134,8 @@ class Runtime:
 
     def find(self, container: Container) -> bool:
         """Take up a container that an earlier agent started: follow it if it runs, read how it ended if not. False if
-        it was never started: the agent went after it had written down what to start."""
+        it was never started: the agent went after it had written down what to start. Raises OSError if that cannot be
+        told; what is begun then would run beside it."""
         if (container.directory / ABANDONED).exists():
             _give_up(container.directory)
             container.state = _not_started(read_state(container.directory))
@@ -152,7 +169,10 @@ class Runtime:
     async def close(self) -> None:
         """Leave; containers go on, and their supervisor with them."""
         loop = asyncio.get_running_loop()
-        patience_s = 0.0 if self._followed else _LEAVE_S
+        patience_s = 0.0 if self._followed or self._unsure else _LEAVE_S
+        for again in self._unsure.values():
+            again.cancel()
+        self._unsure.clear()
         for pidfd in list(self._followed):
             loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -171,6 +191,7 @@ class Runtime:
     def _signal(self, container: Container, number: signal.Signals) -> None:
         """To the container's first process."""
         if container.pidfd < 0:
+            container.to_be_told = number
             return
         try:
             signal.pidfd_send_signal(container.pidfd, number)
@@ -178,23 +199,26 @@ class Runtime:
             log.debug("container ended by itself", container=container.id, reason=str(gone))
 
     def _follow(self, container: Container) -> None:
+        self._unsure.pop(container.id, None)
         try:
-            pidfd = os.pidfd_open(int(container.state.get("pid", 0)))
-        except (OSError, ValueError):
-            pidfd = -1
-        if pidfd >= 0 and not _is_attended(container.state):
-            if _is_left_alone(container.state):  # not for long, and nothing is started beside it
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            else:
-                os.close(pidfd)
-                pidfd = -1
-        if pidfd < 0:  # it is over already, maybe since a moment ago: what was written last counts
-            container.state = read_state(container.directory) or container.state
-            self._ended(container)
+            pidfd = _first_process(container.state)
+            if pidfd < 0:  # it is over already, maybe since a moment ago: what was written last counts
+                _settle(container, read_state(container.directory))
+        except OSError as error:
+            log.warning("container cannot be looked at yet", container=container.id, reason=str(error))
+            container.is_unsure = True
+            again = asyncio.get_running_loop().call_later(_AGAIN_S, self._follow, container)
+            self._unsure[container.id] = again
+            return
+        container.is_unsure = False
+        if pidfd < 0:
+            self._on_end(container)
             return
         container.pidfd = pidfd
         self._followed[pidfd] = container
         asyncio.get_running_loop().add_reader(pidfd, self._heard_end, pidfd)
+        if container.to_be_told is not None:
+            self._signal(container, container.to_be_told)
 
     def _heard_end(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
@@ -206,27 +230,23 @@ class Runtime:
         container = self._followed.get(pidfd)
         if container is None:  # nobody follows it any more
             return
-        is_waited_for = _is_attended(container.state)
-        state = read_state(container.directory)
-        if "exit_code" not in state and (is_waited_for or (_is_supervised(container.state) and wait_s < _END_LAST_S)):
-            asyncio.get_running_loop().call_later(wait_s, self._read_end, pidfd, min(2 * wait_s, _END_LAST_S))
+        loop = asyncio.get_running_loop()
+        try:
+            is_waited_for = _is_attended(container.state)
+            state = read_state(container.directory)
+            if "exit_code" not in state and (
+                is_waited_for or (_is_supervised(container.state) and wait_s < _END_LAST_S)
+            ):
+                loop.call_later(wait_s, self._read_end, pidfd, min(2 * wait_s, _END_LAST_S))
+                return
+            _settle(container, state)
+        except OSError as error:
+            log.warning("end of a container cannot be read yet", container=container.id, reason=str(error))
+            loop.call_later(_AGAIN_S, self._read_end, pidfd, wait_s)
             return
         del self._followed[pidfd]
         os.close(pidfd)
         container.pidfd = -1
-        container.state = state or container.state
-        self._ended(container)
-
-    def _ended(self, container: Container) -> None:
-        if not container.is_ended:  # its supervisor was killed, and the container with it
-            if not _is_followed_by_another(container):
-                remains.end(read_spec(container.directory))
-            end = {"exit_code": 137, "signal": 9, "reason": "ContainerStatusUnknown", "finished": time.time()}
-            container.state |= end
-            try:
-                write_state(container.directory, container.state)
-            except OSError as error:  # full or read-only: the next agent finds out by itself
-                log.warning("end of a container is not recorded", container=container.id, reason=str(error))
         self._on_end(container)
 
     def _lost(self, supervisor: int) -> None:
@@ -269,7 +289,7 @@ class Runtime:
             self._leave_supervisor()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                self._supervisor = _Supervisor(theirs, self._hide, self._lost)
+                self._supervisor = _Supervisor(theirs, self._hide, self._open_files, self._lost)
             except OSError:
                 ours.close()
                 raise
@@ -283,10 +303,13 @@ class Runtime:
 class _Supervisor:
     """The process whose children the containers are. It outlives this one."""
 
-    def __init__(self, control: socket.socket, hide: Sequence[str], on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self, control: socket.socket, hide: Sequence[str], open_files: int | None, on_end: Callable[[int], None]
+    ) -> None:
         control.set_inheritable(True)
         script = str(Path(__file__).with_name("supervisor.py"))
-        arguments = ("-I", "-S", "-B", script, str(control.fileno()), str(os.getpid()), launch.PROGRAM, *hide)
+        numbers = (control.fileno(), os.getpid(), open_files or resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        arguments = ("-I", "-S", "-B", script, *map(str, numbers), launch.PROGRAM, *hide)
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         with _read_only(sys.executable) as executed:
             self.pid = os.posix_spawn(executed, [sys.executable, *arguments], os.environ, file_actions=nothing)
@@ -349,13 +372,14 @@ class Reply:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
+    """Empty if there is none. Raises OSError if that cannot be told."""
     return _read(directory / "state.json")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return dict(found) if isinstance(found, dict) else {}
 
@@ -366,8 +390,35 @@ def write_state(directory: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_spec(directory: Path) -> dict[str, Any]:
-    """The specification of an attempt, as far as it was written."""
-    return _read(directory / "spec.json")
+    """The specification of an attempt, as far as it was written and can be read."""
+    try:
+        return _read(directory / "spec.json")
+    except OSError:
+        return {}
+
+
+async def _when_possible(act: Callable[[], R]) -> R:
+    """Try again until it can be told."""
+    while True:
+        try:
+            return act()
+        except OSError as error:
+            log.warning("a start cannot be looked at yet", reason=str(error))
+            await asyncio.sleep(_AGAIN_S)
+
+
+def _settle(container: Container, state: dict[str, Any]) -> None:
+    """What is known of a container that is over, and nothing left of it; OSError if that cannot be told yet."""
+    state = state or container.state
+    if "exit_code" not in state:  # its supervisor was killed, and the container with it
+        if not _is_followed_by_another(container):
+            remains.end(_read(container.directory / "spec.json"))
+        state |= {"exit_code": 137, "signal": 9, "reason": "ContainerStatusUnknown", "finished": time.time()}
+        try:
+            write_state(container.directory, state)
+        except OSError as error:  # full or read-only: the next agent finds out by itself
+            log.warning("end of a container is not recorded", container=container.id, reason=str(error))
+    container.state = state
 
 
 def _is_followed_by_another(container: Container) -> bool:
@@ -381,7 +432,7 @@ def _give_up(directory: Path) -> bool:
     none will be: the supervisor writes the state and then looks whether it was given up, and here it is the other way
     round."""
     with contextlib.suppress(OSError):  # on a full disk; then no process is without a record either
-        (directory / ABANDONED).touch()
+        os.mknod(directory / ABANDONED, stat.S_IFREG | 0o600)  # which takes no descriptor
     state = read_state(directory)
     if not state:
         return False
@@ -446,11 +497,36 @@ def _resolve(ready: "asyncio.Future[None]") -> None:
         ready.set_result(None)
 
 
+def _first_process(state: Mapping[str, Any]) -> int:
+    """A descriptor of a container's first process, or -1 if that is gone. One that has lost its supervisor is killed,
+    so it is not there for long, and nothing is started beside it."""
+    try:
+        pidfd = os.pidfd_open(int(state.get("pid", 0)))
+    except (*_GONE, ValueError):
+        return -1
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # no number of a process, or by now that of a thread
+            return -1
+        raise
+    try:
+        if _is_attended(state):
+            return pidfd
+        if _is_left_alone(state):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return pidfd
+    except OSError:
+        os.close(pidfd)
+        raise
+    os.close(pidfd)
+    return -1
+
+
 def _is_attended(state: Mapping[str, Any]) -> bool:
     """Whether the container's first process is there, maybe as a zombie, as a child of the process that started it."""
     try:
         return parent_of(int(state["pid"])) == state["shim"] and _is_supervised(state)
-    except (OSError, KeyError, ValueError, IndexError):
+    except (*_GONE, KeyError, ValueError, IndexError):
         return False
 
 
@@ -459,14 +535,14 @@ def _is_left_alone(state: Mapping[str, Any]) -> bool:
     unless it has changed its user."""
     try:
         return state["boot"] == boot_id() and bool(start_ticks(int(state["pid"])) == state["start"])
-    except (OSError, KeyError, ValueError, IndexError):
+    except (*_GONE, KeyError, ValueError, IndexError):
         return False
 
 
 def _is_supervised(state: Mapping[str, Any]) -> bool:
     try:
         return start_ticks(int(state["shim"])) == state.get("shim_start")
-    except (OSError, KeyError, ValueError, IndexError):
+    except (*_GONE, KeyError, ValueError, IndexError):
         return False
 
 

@@ -48,8 +48,9 @@ class Origin(NamedTuple):
     ignored: tuple[int, ...]  # signals, which would stay ignored in a program
 
     @classmethod
-    def take(cls) -> "Origin":
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    def take(cls, open_files: int) -> "Origin":
+        """Of this process, but that containers may have so many files open."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         with open(_OOM_SCORE, "rb") as file:
             score = file.read().strip()
@@ -57,7 +58,7 @@ class Origin(NamedTuple):
             file.write(b"-999")
         processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         ignored = [int(one) for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN]
-        return cls(processes, os.pidfd_open(os.getpid()), (soft, hard), score, (*ignored, *_SPAWN_IGNORES))
+        return cls(processes, os.pidfd_open(os.getpid()), (open_files, hard), score, (*ignored, *_SPAWN_IGNORES))
 
     def return_to_processes(self) -> None:
         """From now on children are of the supervisor's own PID namespace again."""

@@ -66,13 +66,18 @@ class Supervisor:
     """Serves one agent, and its containers after that."""
 
     def __init__(
-        self, control: socket.socket, agent: int, template: rootfs.Template, launcher: launch.Launcher
+        self,
+        control: socket.socket,
+        agent: int,
+        template: rootfs.Template,
+        launcher: launch.Launcher,
+        origin: sandbox.Origin,
     ) -> None:
         self._control: socket.socket | None = control
         self._agent = agent
         self._launcher = launcher
         self._template = template
-        self._origin = sandbox.Origin.take()
+        self._origin = origin
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._containers: set[_Container] = set()
@@ -388,7 +393,7 @@ def _become_quiet() -> None:
     os.chdir("/")
 
 
-def main(control_fd: int, agent: int, program: str, hide: list[str]) -> None:
+def main(control_fd: int, agent: int, open_files: int, program: str, hide: list[str]) -> None:
     """Serve until nobody needs it."""
     os.closerange(3, control_fd)  # the agent may have been given files that every child gets
     os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -401,7 +406,8 @@ def main(control_fd: int, agent: int, program: str, hide: list[str]) -> None:
     os.setsid()
     with open("/proc/self/comm", "wb") as name:  # else it would be called after the descriptor that it was executed by
         name.write(b"supervisor")
-    supervisor = Supervisor(control, agent, template, launch.Launcher(program))
+    origin = sandbox.Origin.take(open_files)
+    supervisor = Supervisor(control, agent, template, launch.Launcher(program), origin)
     _become_quiet()
     gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process
     gc.freeze()
@@ -409,4 +415,4 @@ def main(control_fd: int, agent: int, program: str, hide: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])
