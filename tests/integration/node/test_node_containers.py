@@ -584,3 +584,51 @@ async def test_a_start_is_given_up_without_descriptors_too(bench, monkeypatch):
     with bench.answering(hanging):
         await until(lambda: not lives(pid))
     assert not container.log.exists()
+
+
+async def test_messages_that_a_supervisor_never_takes_hold_up_no_later_ones(bench, monkeypatch):
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 1.0)
+    runtime, first = bench.runtime(), bench.container("first")
+    await runtime.start(first, spec("sleep", "1000"))
+    supervisor = runtime._supervisor.pid
+    os.kill(supervisor, signal.SIGSTOP)
+    sessions = []
+    try:
+        with open(os.devnull, "r+b") as null:
+            request = {"argv": ["true"], "env": {"A": "x" * 30_000}}  # more than the socket takes of them
+            sessions += [asyncio.create_task(runtime.enter(first, request, [null.fileno()] * 3)) for _ in range(12)]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                with pytest.raises(ContainerFailed, match="did not start"):
+                    await runtime.start(bench.container("x"), spec("sleep", "1000"))
+                await asyncio.wait(sessions)
+                second = bench.container("y")
+                await runtime.start(second, spec("sleep", "1000"))
+        assert second.is_running
+        assert runtime._supervisor.pid != supervisor
+        for session in sessions:
+            session.result().close()
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+
+async def test_who_is_late_to_give_up_leaves_the_next_supervisor_alone(bench, monkeypatch):
+    runtime, starts = bench.runtime(), []
+    await runtime.open()
+    supervisor = runtime._supervisor.pid
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        for name, patience_s in (("early", 0.3), ("late", 1.0)):
+            monkeypatch.setattr(module, "_START_TIMEOUT_S", patience_s)
+            starts.append(asyncio.create_task(runtime.start(bench.container(name), spec("sleep", "1000"))))
+            await asyncio.sleep(0)
+        early, late = starts
+        with pytest.raises(ContainerFailed):
+            await early
+        await runtime.open()
+        following = runtime._supervisor.pid
+        with pytest.raises(ContainerFailed):
+            await late
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    assert runtime._supervisor.pid == following != supervisor

@@ -91,18 +91,15 @@ class Runtime:
         self._on_end = on_end
         self._hide = hide  # directories of the host that no container sees
         self._open_files = open_files  # how many a program may have; as many as this process, if it is not said
-        self._socket: socket.socket | None = None
         self._supervisor: _Supervisor | None = None
         self._left: list[_Supervisor] = []  # earlier ones that have not ended
-        self._starting = asyncio.Lock()
-        self._sending = asyncio.Lock()
         self._followed: dict[int, Container] = {}
         self._unsure: dict[str, asyncio.TimerHandle] = {}  # until they are looked at again
         self._found_until = 0.0  # until when all that was being started before is waited for
 
     async def open(self) -> None:
         """Start the supervisor now, so that the first pod does not wait for it."""
-        await self._connected()
+        self._connected()
 
     async def start(self, container: Container, spec: Mapping[str, Any]) -> None:
         """Run a container; returns when its program has been executed, or raises ContainerFailed."""
@@ -113,17 +110,19 @@ class Runtime:
         document = json.dumps({**spec, "state": f"{directory}/state.json", "log": log_file})
         with open(path, "w", opener=_private) as file:  # environment variables may be secret
             file.write(document)
-        reply = await self._ask({"op": "run", "spec": path}, [])
+        asked = self._connected()
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                answer = await reply.line()
+            async with asyncio.timeout(_START_TIMEOUT_S):  # one that hangs may not even take what it is asked
+                reply = await self._ask({"op": "run", "spec": path}, [])
+                try:
+                    answer = await reply.line()
+                finally:
+                    reply.close()
         except TimeoutError:
             if not await _when_possible(lambda: _give_up(container.directory)):
                 # Its supervisor hangs: the next one has another.
-                self._leave_supervisor()
+                self._leave(asked)
             raise ContainerFailed(f"container {container.name} did not start in {_START_TIMEOUT_S:g} s") from None
-        finally:
-            reply.close()
         container.state = dict(answer.get("state") or {})
         if not container.state:
             container.state = await _when_possible(lambda: read_state(container.directory))
@@ -177,16 +176,16 @@ class Runtime:
             loop.remove_reader(pidfd)
             os.close(pidfd)
         self._followed.clear()
-        self._leave_supervisor()
+        if self._supervisor is not None:
+            self._leave(self._supervisor)
         await asyncio.gather(*(one.leave(patience_s) for one in self._left))
 
-    def _leave_supervisor(self) -> None:
+    def _leave(self, supervisor: "_Supervisor") -> None:
         """It ends by itself once it has no container, which is soon if it has none now; its end is heard of."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        left, self._supervisor = self._supervisor, None
-        self._left = [one for one in (*self._left, left) if one is not None and not one.is_over]
+        supervisor.hang_up()
+        if supervisor is self._supervisor:  # else somebody has left it already, and there may be another
+            self._supervisor = None
+            self._left = [one for one in (*self._left, supervisor) if not one.is_over]
 
     def _signal(self, container: Container, number: signal.Signals) -> None:
         """To the container's first process."""
@@ -265,15 +264,14 @@ class Runtime:
                 fds.insert(-1, _in_memory(data))
                 data = json.dumps({"op": record.ELSEWHERE}).encode()
             for attempt in (1, 2):
-                control = await self._connected()
+                supervisor = self._connected()
                 try:
-                    async with self._sending:
-                        await _send(control, data, fds)
+                    await supervisor.send(data, fds)
                     break
                 except OSError as error:
                     if attempt == 2:
                         raise NotCreated(f"the process that starts containers cannot be reached: {error}") from error
-                    self._leave_supervisor()
+                    self._leave(supervisor)
         except BaseException:
             os.close(read)
             raise
@@ -282,42 +280,75 @@ class Runtime:
                 os.close(fd)
         return Reply(read)
 
-    async def _connected(self) -> socket.socket:
-        async with self._starting:
-            if self._socket is not None and self._supervisor is not None and not self._supervisor.is_over:
-                return self._socket
-            self._leave_supervisor()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                self._supervisor = _Supervisor(theirs, self._hide, self._open_files, self._lost)
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
-            ours.setblocking(False)
-            self._socket = ours
-            return ours
+    def _connected(self) -> "_Supervisor":
+        if self._supervisor is not None and self._supervisor.is_over:
+            self._leave(self._supervisor)
+        if self._supervisor is None:
+            self._supervisor = _Supervisor(self._hide, self._open_files, self._lost)
+        return self._supervisor
 
 
 class _Supervisor:
     """The process whose children the containers are. It outlives this one."""
 
-    def __init__(
-        self, control: socket.socket, hide: Sequence[str], open_files: int | None, on_end: Callable[[int], None]
-    ) -> None:
+    def __init__(self, hide: Sequence[str], open_files: int | None, on_end: Callable[[int], None]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        try:
+            self.pid = self._spawn(theirs, hide, open_files)
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+        self.is_over = False
+        self._over = asyncio.Event()
+        self._on_end = on_end
+        self._sending = asyncio.Lock()
+        self._ready: asyncio.Future[None] | None = None  # when it may take another message
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    async def send(self, data: bytes, fds: list[int]) -> None:
+        """One message; waits without holding up anything else while it is busy forking. Raises OSError once it is gone,
+        or was left."""
+        rights = array.array("i", fds).tobytes()
+        async with self._sending:
+            while True:
+                try:
+                    self._control.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                    return
+                except BlockingIOError:
+                    await self._writable()
+
+    def hang_up(self) -> None:
+        """It is asked nothing more. Who waits to ask is told now: nothing is heard of a closed socket."""
+        if self._ready is not None:
+            asyncio.get_running_loop().remove_writer(self._control)
+            _resolve(self._ready)
+            self._ready = None
+        self._control.close()
+
+    async def _writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready = ready = loop.create_future()
+        loop.add_writer(self._control, _resolve, ready)
+        try:
+            await ready
+        finally:
+            if self._ready is ready:
+                loop.remove_writer(self._control)
+                self._ready = None
+
+    @staticmethod
+    def _spawn(control: socket.socket, hide: Sequence[str], open_files: int | None) -> int:
         control.set_inheritable(True)
         script = str(Path(__file__).with_name("supervisor.py"))
         numbers = (control.fileno(), os.getpid(), open_files or resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         arguments = ("-I", "-S", "-B", script, *map(str, numbers), launch.PROGRAM, *hide)
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         with _read_only(sys.executable) as executed:
-            self.pid = os.posix_spawn(executed, [sys.executable, *arguments], os.environ, file_actions=nothing)
-        self.is_over = False
-        self._pidfd = os.pidfd_open(self.pid)
-        self._over = asyncio.Event()
-        self._on_end = on_end
-        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+            return os.posix_spawn(executed, [sys.executable, *arguments], os.environ, file_actions=nothing)
 
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -544,24 +575,3 @@ def _is_supervised(state: Mapping[str, Any]) -> bool:
         return start_ticks(int(state["shim"])) == state.get("shim_start")
     except (*_GONE, KeyError, ValueError, IndexError):
         return False
-
-
-async def _send(control: socket.socket, data: bytes, fds: list[int]) -> None:
-    """One message; waits without holding up anything else while the supervisor is busy forking."""
-    rights = array.array("i", fds).tobytes()
-    while True:
-        try:
-            control.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            return
-        except BlockingIOError:
-            await _writable(control)
-
-
-async def _writable(control: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(control, _resolve, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_writer(control)
