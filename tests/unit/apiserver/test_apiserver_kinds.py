@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 PODS = "/api/v1/namespaces/default/pods"
 MAPS = "/api/v1/namespaces/default/configmaps"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
@@ -69,6 +71,41 @@ async def test_an_eviction_asks_the_budget_first(api):
     await api.merge(f"{budgets}/b/status", {"status": {"disruptionsAllowed": 1}})
     await api("POST", f"{PODS}/p/eviction", {"metadata": {"name": "p"}}, expect=201)
     assert (await api("GET", f"{PODS}/p"))["metadata"]["deletionTimestamp"]
+
+
+ENDED = {"terminated": {"exitCode": 0}}
+FAILED = {"terminated": {"exitCode": 3}}
+RULE = {"action": "Restart", "exitCodes": {"operator": "In", "values": [0]}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "container", "state", "is_refused"),
+    [
+        ("Always", {}, ENDED, False),
+        ("OnFailure", {}, ENDED, True),
+        ("OnFailure", {}, FAILED, False),
+        ("OnFailure", {}, {"running": {}}, False),
+        ("Never", {}, FAILED, True),
+        ("Never", {"restartPolicy": "Always"}, ENDED, False),
+        ("Never", {"restartPolicy": "OnFailure"}, FAILED, False),
+        ("Always", {"restartPolicy": "Never"}, FAILED, True),
+        ("Never", {"restartPolicy": "Never", "restartPolicyRules": [RULE]}, ENDED, False),
+        ("Never", {"restartPolicy": "Never", "restartPolicyRules": [RULE]}, FAILED, True),
+        ("Never", {"restartPolicyRules": [{"action": "RestartAllContainers"}]}, FAILED, False),
+    ],
+)
+@pytest.mark.parametrize("part", ["container", "initContainer"])
+async def test_a_container_that_is_over_and_not_to_be_restarted_stays_so(
+    api, policy, container, state, is_refused, part
+):
+    own = {"name": "c", "image": "host", **container}
+    spec = {"restartPolicy": policy, "containers": [{"name": "other", "image": "host"}], f"{part}s": [own]}
+    await api.make(PODS, {"metadata": {"name": "p"}, "spec": spec})
+    await api.merge(f"{PODS}/p/status", {"status": {f"{part}Statuses": [{"name": "c", "state": state}]}})
+    again = {"status": {f"{part}Statuses": [{"name": "c", "state": {"waiting": {"reason": "ContainerCreating"}}}]}}
+    answer = await api.merge(f"{PODS}/p/status", again, expect=422 if is_refused else 200)
+    if is_refused:
+        assert f"status.{part}Statuses[0].state: Forbidden: may not be transitioned" in answer["message"]
 
 
 async def test_preconditions_of_a_delete_must_hold(api):

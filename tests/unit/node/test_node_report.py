@@ -1,5 +1,7 @@
 """pod.status for the usual stories of a pod, field by field as a kubelet writes it."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -180,6 +182,21 @@ def test_a_restarted_container_shows_how_the_one_before_ended():
     assert one["state"] == {"running": {"startedAt": "1970-01-01T00:01:40Z"}}
     assert (one["ready"], one["started"], one["restartCount"]) == (True, True, 1)
     assert one["lastState"]["terminated"]["reason"] == "OOMKilled"
+
+
+@pytest.mark.parametrize(("init", "name", "reason"), [((), "a", "ContainerCreating"), (("i",), "i", "PodInitializing")])
+def test_one_that_a_drain_has_ended_well_is_not_said_to_be_over_if_it_goes_on(init, name, reason):
+    """An API server would not believe that it runs again."""
+    drained = replace(ended(0), is_drained=True)
+    found = pod("OnFailure", init=init)
+    status = told(found, {name: drained}, Decision(phase="Running"))
+    (one,) = (
+        one for one in (*status.get("initContainerStatuses", ()), *status["containerStatuses"]) if one["name"] == name
+    )
+    assert one["state"] == {"waiting": {"reason": reason}}
+    assert one["lastState"]["terminated"]["exitCode"] == 0
+    assert not one["ready"]
+    assert states(told(found, {name: drained}, over("Failed")))[name] == "terminated/Completed/0"
 
 
 def test_ready_means_done_for_an_init_container_and_up_for_a_sidecar():

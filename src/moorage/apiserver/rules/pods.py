@@ -273,6 +273,39 @@ def _frozen(spec: Object) -> Object:
     return kept
 
 
+def _check_pod_status(new: Object, old: Object) -> list[FieldError]:
+    """What has ended and is not to be restarted stays so."""
+    spec, errors = old.get("spec") or {}, []
+    every = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    if any(
+        rule.get("action") == "RestartAllContainers" for one in every for rule in one.get("restartPolicyRules") or []
+    ):
+        return []
+    for part, statuses in (("containers", "containerStatuses"), ("initContainers", "initContainerStatuses")):
+        named = {one.get("name"): one for one in spec.get(part) or []}
+        told = {one.get("name"): one.get("state") or {} for one in (new.get("status") or {}).get(statuses) or []}
+        for at, before in enumerate((old.get("status") or {}).get(statuses) or []):
+            name, ended = before.get("name"), (before.get("state") or {}).get("terminated")
+            if ended is None or name not in told or told[name].get("terminated") is not None:
+                continue
+            if name not in named or not _restarts(named[name], spec, ended.get("exitCode", 0)):
+                why = "may not be transitioned to non-terminated state"
+                errors.append(forbidden_field(f"status.{statuses}[{at}].state", why))
+    return errors
+
+
+def _restarts(container: Object, spec: Object, exit_code: int) -> bool:
+    """A container's rules count before its policy, and that before its pod's."""
+    policy = container.get("restartPolicy")
+    for rule in container.get("restartPolicyRules") or [] if policy else ():
+        codes = rule.get("exitCodes") or {}
+        is_listed = exit_code in (codes.get("values") or ())
+        if rule.get("action") == "Restart" and is_listed == (codes.get("operator") == "In"):
+            return True
+    policy = policy or spec.get("restartPolicy")
+    return policy not in ("Never", "OnFailure") or (policy == "OnFailure" and exit_code != 0)
+
+
 def scheduled_condition() -> Object:
     return {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now_text()}
 
@@ -284,4 +317,5 @@ POD = Rules(
     on_status=_status_of_pod,
     check=_check_pod,
     check_update=_check_pod_update,
+    check_status=_check_pod_status,
 )

@@ -95,9 +95,13 @@ def _container_status(
         if attempt.previous is not None:
             status["lastState"] = _terminated(attempt.previous)
     held = decision.waiting.get(container.name)
-    if attempt is None:
+    # Of a container that has ended well an API server does not believe that it runs again.
+    goes_on = attempt is not None and attempt.is_drained and attempt.exit_code == 0 and not decision.is_over
+    if attempt is None or goes_on:
         reason, message = held or ("PodInitializing" if pod.spec.init_containers else "ContainerCreating", "")
         status["state"] = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+        if attempt is not None:
+            status["lastState"] = _terminated(attempt)
     elif attempt.is_running:
         status["state"] = {"running": {"startedAt": timestamp_text(attempt.started)}}
         status["ready"] = not is_init or is_sidecar(container)
