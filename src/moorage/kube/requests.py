@@ -12,9 +12,12 @@ from moorage.kube.quantity import BadQuantity, Quantity
 
 Amounts = dict[str, Decimal]
 
+_OF_PODS = ("cpu", "memory")
+
 
 def requests_of(pod: Pod) -> Amounts:
-    """What a pod asks for: its containers together, or its greediest init container if that is more."""
+    """What a pod asks for: what it says as a whole, or its containers together, or its greediest init container if that
+    is more."""
     total: Amounts = {}
     for container in pod.spec.containers:
         _add(total, requests_of_container(container))
@@ -31,6 +34,7 @@ def requests_of(pod: Pod) -> Amounts:
             _raise_to(greediest, together)
     _add(total, running)
     _raise_to(total, greediest)
+    total = {**_of_pod(pod.spec.resources.limits), **total, **_of_pod(pod.spec.resources.requests)}
     _add(total, amounts_of(pod.spec.overhead))
     return total
 
@@ -49,6 +53,12 @@ def amounts_of(quantities: Mapping[str, str | int | float]) -> Amounts:
         except BadQuantity:
             continue  # nobody can say what it asks for; the server should not have taken it
     return amounts
+
+
+def _of_pod(quantities: Mapping[str, str | int | float]) -> Amounts:
+    """Those that a pod can have as a whole."""
+    amounts = amounts_of(quantities)
+    return {name: amount for name, amount in amounts.items() if name in _OF_PODS or name.startswith("hugepages-")}
 
 
 def _add(total: Amounts, more: Amounts) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from moorage.kube.objects.core import Pod
+from moorage.kube.quantity import Quantity
 from moorage.node.pods import cgroups
 from moorage.node.pods.cgroups import Cgroups
 
@@ -64,6 +65,34 @@ def test_limits_of_version_2_are_set_and_controllers_reach_every_level(unified):
     for level in ("kubepods", "kubepods/n1", "kubepods/n1/podu"):
         assert (root / level / "cgroup.subtree_control").read_text() == "+cpu +io +memory +pids"
     assert (root / "cgroup.subtree_control").read_text() == "cpu io memory pids\n"  # has them already
+
+
+@pytest.mark.parametrize(("init", "limit"), [(["i"], "1Gi"), ([], "64Mi")])
+def test_what_all_containers_may_have_together_is_the_limit_of_the_pods_group(separate, unified, init, limit):
+    """But the only container of a pod may have less, and is in the same group."""
+    found = pod(memory="64Mi")
+    found = msgspec.convert(
+        {
+            **msgspec.to_builtins(found),
+            "spec": {
+                **msgspec.to_builtins(found.spec),
+                "initContainers": [{"name": name, "image": "host"} for name in init],
+                "resources": {"limits": {"memory": "1Gi", "cpu": "500m"}},
+            },
+        },
+        Pod,
+    )
+    wanted = str(Quantity.parse(limit).value)
+    root, groups = separate
+    groups.prepare(found)
+    assert (root / "memory/kubepods/n1/podu/memory.limit_in_bytes").read_text() == wanted
+    assert (root / "cpu,cpuacct/kubepods/n1/podu/cpu.cfs_quota_us").read_text() == "50000"
+    root, groups = unified
+    groups.prepare(found)
+    assert (root / "kubepods/n1/podu/memory.max").read_text() == wanted
+    assert (root / "kubepods/n1/podu/cpu.max").read_text() == "50000 100000"
+    if init:
+        assert (root / "kubepods/n1/podu/a/memory.max").read_text() == str(64 << 20)
 
 
 def test_the_only_container_of_a_pod_is_in_the_pods_own_group(separate, unified):

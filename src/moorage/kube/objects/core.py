@@ -276,6 +276,7 @@ class PodSpec(Struct, frozen=True):
     scheduling_gates: list[dict[str, Any]] = []
     readiness_gates: list[dict[str, Any]] = []
     overhead: dict[str, str] = {}
+    resources: ResourceRequirements = ResourceRequirements()  # of all containers together
     containers: list[Container] = []
     init_containers: list[Container] = []
     ephemeral_containers: list[dict[str, Any]] = []

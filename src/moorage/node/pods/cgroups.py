@@ -8,10 +8,11 @@ Start reading at: `Cgroups.prepare`.
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from moorage.host import mountinfo
-from moorage.kube.objects.core import Container, Pod
+from moorage.kube.objects.core import Pod
 from moorage.kube.quantity import BadQuantity, Quantity
 from moorage.log import get_logger
 from moorage.node.pods.weights import Weights
@@ -42,12 +43,16 @@ class Cgroups:
             group = self._pod(root, pod.uid)
             containers = (*pod.spec.init_containers, *pod.spec.containers)
             own = {f"{group}/{container.name}": container for container in containers} if len(containers) > 1 else {}
-            for directory, container in (own or {group: containers[0]}).items():
+            limits = {directory: container.resources.limits for directory, container in own.items()}
+            together = pod.spec.resources.limits
+            if together or not own:
+                limits[group] = {**together, **({} if own else containers[0].resources.limits)}
+            for directory, most in limits.items():
                 try:
                     _make(directory)
                     if version == 2:
                         self._enable(root, directory)
-                    _limit(version, root.name, directory, container)
+                    _limit(version, root.name, directory, most)
                 except (OSError, BadQuantity) as error:
                     self._complain(directory, error)
             if root in self._weights:
@@ -149,8 +154,7 @@ def _has_cpu(version: int, root: Path) -> bool:
     return listed.is_file() and "cpu" in listed.read_text().split()
 
 
-def _limit(version: int, controller: str, group: str, container: Container) -> None:
-    limits = container.resources.limits
+def _limit(version: int, controller: str, group: str, limits: Mapping[str, str | int | float]) -> None:
     if not limits:
         return
     directory = Path(group)

@@ -83,3 +83,11 @@ def test_requests_count_init_containers_sidecars_and_overhead():
     sidecar = {"resources": {"requests": {"cpu": "1"}}, "name": "s", "restartPolicy": "Always"}
     found = requests_of(pod("p", cpu="1", initContainers=[sidecar, asking], overhead={"cpu": "100m"}))
     assert float(found["cpu"]) == 4.1
+
+
+def test_what_a_pod_requests_as_a_whole_counts_before_what_its_containers_do():
+    whole = {"requests": {"cpu": "2", "example.com/gpu": "3"}, "limits": {"cpu": "4", "memory": "1Gi"}}
+    found = requests_of(pod("p", cpu="1", resources=whole, overhead={"cpu": "100m"}))
+    assert {name: float(amount) for name, amount in found.items()} == {"cpu": 2.1, "memory": float(1 << 30)}
+    limited = requests_of(pod("p", cpu="1", resources={"limits": {"cpu": "4"}}))
+    assert float(limited["cpu"]) == 1  # what containers request stands before the limit of all
