@@ -122,6 +122,24 @@ async def test_what_is_missing_is_a_configuration_error_in_words(tmp_path, conta
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        (
+            {"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]},
+            "fileKeyRef",
+        ),
+        ({"env": [{"name": "A", "valueFrom": {"newRef": {"optional": True}}}]}, "newRef"),
+        ({"envFrom": [{"prefix": "P_", "newRef": {"name": "n"}}]}, "envFrom: newRef"),
+    ],
+)
+async def test_nothing_runs_with_a_part_of_its_configuration(tmp_path, container, words):
+    found = pod(**container)
+    with pytest.raises(BadContainer, match=f"{words} is not read by this node agent") as raised:
+        await maker(tmp_path).make(found, found.spec.containers[0], [])
+    assert raised.value.reason == "CreateContainerConfigError"
+
+
 async def test_a_container_without_a_command_cannot_be_made(tmp_path):
     with pytest.raises(BadContainer) as raised:
         await made(tmp_path, command=[])

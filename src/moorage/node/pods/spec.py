@@ -217,7 +217,7 @@ class SpecMaker:
             reference = source.get(key)
             if reference:
                 return await self._data(pod, kind, str(reference.get("name")), bool(reference.get("optional")))
-        return {}
+        raise _unknown("envFrom", source)
 
     async def _value_from(self, pod: Pod, container: Container, held: Mapping[str, Any]) -> str | None:
         try:
@@ -239,7 +239,7 @@ class SpecMaker:
                         f"couldn't find key {name} in {kind.__name__} {pod.namespace}/{reference.get('name')}",
                     )
                 return data.get(name)
-        return None
+        raise _unknown("valueFrom", held)
 
     async def _data(self, pod: Pod, kind: type[ConfigMap] | type[Secret], name: str, optional: bool) -> dict[str, str]:
         found = await self._fetch.shared(kind, name, pod)
@@ -251,6 +251,12 @@ class SpecMaker:
         if kind is Secret:
             return {key: base64.b64decode(value).decode(errors="replace") for key, value in found.data.items()}
         return dict(found.data)
+
+
+def _unknown(where: str, source: Mapping[str, Any]) -> BadContainer:
+    """Nothing runs with a part of its configuration."""
+    named = ", ".join(sorted(name for name in source if name != "prefix")) or "nothing"
+    return BadContainer("CreateContainerConfigError", f"{where}: {named} is not read by this node agent")
 
 
 async def _asked(path: Path, what: str, question: Callable[[], R]) -> R:
