@@ -14,7 +14,7 @@ from moorage.node import looks
 from moorage.node.layout import Layout, PodUid, VolumeName
 from moorage.node.pods import spec
 from moorage.node.pods.sandbox import KEPT_CAPABILITIES
-from moorage.node.pods.spec import BadContainer, SpecMaker, api_variables, expand, identity
+from moorage.node.pods.spec import BadContainer, SpecMaker, api_variables, expand, hostname_of, identity
 from moorage.node.volumes.plain import PlainBody
 from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
 
@@ -258,6 +258,18 @@ async def test_a_host_has_the_name_of_its_pod_as_far_as_a_host_may(tmp_path, nam
     found = msgspec.convert({**msgspec.to_builtins(pod()), "metadata": {"name": name, "uid": "u"}}, Pod)
     document = await maker(tmp_path).make(found, found.spec.containers[0], [])
     assert document["hostname"] == document["env"]["HOSTNAME"] == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({"hostname": "h"}, "h"),
+        ({"hostnameOverride": "db.example.org"}, "db.example.org"),
+        ({"hostname": "h", "hostnameOverride": "a" * 62 + ".b"}, "a" * 62),
+    ],
+)
+def test_a_pod_may_give_its_host_another_name(said, shown):
+    assert hostname_of(msgspec.convert({"metadata": {"name": "p"}, "spec": said}, Pod)) == shown
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o2775, 0o1777, 0o700])

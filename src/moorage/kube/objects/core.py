@@ -259,6 +259,7 @@ class PodSpec(Struct, frozen=True):
     termination_grace_period_seconds: int | None = None
     active_deadline_seconds: int | None = None
     hostname: str = ""
+    hostname_override: str | None = None
     host_network: bool = False
     host_pid: bool = msgspec.field(default=False, name="hostPID")
     host_ipc: bool = msgspec.field(default=False, name="hostIPC")

@@ -287,7 +287,7 @@ def _is_read_only(pod: Pod, name: str) -> bool:
 
 def hostname_of(pod: Pod) -> str:
     """A pod may have a longer name than a host; what is left of it must be a host's name as well."""
-    return (pod.spec.hostname or pod.name)[:_HOSTNAME_MAX].rstrip("-.")
+    return (pod.spec.hostname_override or pod.spec.hostname or pod.name)[:_HOSTNAME_MAX].rstrip("-.")
 
 
 def capabilities(security: Mapping[str, Any]) -> dict[str, list[int]]:
