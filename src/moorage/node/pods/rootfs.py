@@ -296,7 +296,8 @@ def _place_volume(plan: Plan, volume: dict[str, Any], tree: Result) -> None:
 def _place(plan: Plan, tree: Result, target: str, text: str) -> None:
     """Mount what may be a directory or a file."""
     directory, name = _make_directories(plan, os.path.dirname(target)), os.path.basename(target) or "."
-    plan.do("faccessat", tree, ".", os.F_OK, accept=_IS_FILE, skip=1, text=text)
+    # Not asked with faccessat: a server may refuse root that, and take the pod's user all the same.
+    plan.do("openat", tree, ".", os.O_PATH | os.O_CLOEXEC, 0, accept=_IS_FILE, skip=1, text=text)
     plan.do("mkdirat", directory, name, 0o755, accept=_EXISTS, text=text)
     plan.do("mknodat", directory, name, stat.S_IFREG | 0o644, 0, accept=_EXISTS, text=text)
     place = open_inside(plan, directory, name, 0, text)
