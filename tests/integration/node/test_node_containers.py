@@ -511,6 +511,8 @@ async def test_one_that_cannot_be_looked_at_is_not_taken_for_ended(bench):
     with descriptors(1):
         assert second.find(same)
         assert same.is_running
+        with pytest.raises(ContainerFailed, match="cannot be looked at now"):
+            await second.enter(same, {}, ())
         second.stop(same)
     assert lives(pid)
     await until(lambda: same.pidfd >= 0)

@@ -159,6 +159,8 @@ class Runtime:
         """Run a program inside; the reply gives its pid and later its exit code."""
         if not container.is_running:
             raise ContainerFailed(f"container {container.name} is not running")
+        if container.is_unsure:
+            raise ContainerFailed(f"container {container.name} cannot be looked at now; try again")
         process = os.dup(container.pidfd)  # ours is closed when the container ends, maybe while this waits
         try:
             return await self._ask({**request, "op": "exec"}, [*streams, process])
