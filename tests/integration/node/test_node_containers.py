@@ -506,7 +506,7 @@ async def until(condition):
 async def test_one_that_cannot_be_looked_at_is_not_taken_for_ended(bench):
     container, same, second = bench.container(), bench.container(), bench.runtime()
     await bench.runtime().start(container, spec(*ENDS_WHEN_TOLD))
-    await until(container.log.exists)
+    await until(lambda: container.log.exists() and b"ready" in container.log.read_bytes())  # it can be told by now
     pid = bench.pid_of(container)
     with descriptors(1):
         assert second.find(same)
@@ -515,7 +515,6 @@ async def test_one_that_cannot_be_looked_at_is_not_taken_for_ended(bench):
             await second.enter(same, {}, ())
         second.stop(same)
     assert lives(pid)
-    await until(lambda: same.pidfd >= 0)
     await until(lambda: not same.is_running)
     assert same.exit_code == 3  # it was told when it could be
 
@@ -560,7 +559,7 @@ async def test_one_that_is_started_while_no_descriptors_are_left_is_followed_lat
 async def test_how_one_has_ended_is_read_when_there_are_descriptors_again(bench):
     runtime, container = bench.runtime(), bench.container()
     await runtime.start(container, spec(*ENDS_WHEN_TOLD))
-    await until(container.log.exists)
+    await until(lambda: container.log.exists() and b"ready" in container.log.read_bytes())  # it can be told by now
     ended = select.poll()
     ended.register(container.pidfd, select.POLLIN)
     with descriptors():
