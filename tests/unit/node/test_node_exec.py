@@ -67,6 +67,12 @@ def shell(text, **options):
     return ExecOptions(("sh", "-c", text), **options)
 
 
+@pytest.fixture(autouse=True)
+def only_root_makes_mounts(monkeypatch):
+    if os.geteuid():
+        monkeypatch.setattr(execution, "read_only", contextlib.nullcontext)
+
+
 @pytest.fixture
 async def run():
     """`run(options)` gives a WebSocket to a program; `run.runtime` starts it, as `run.spec` says."""
@@ -283,6 +289,16 @@ async def test_a_program_of_another_user_may_open_its_streams_by_name(run):
         assert (await all_of(socket))[0] == b"0\n"
     async with run(shell("echo out > /dev/stdout; tty", tty=True)) as socket:
         assert (await all_of(socket))[0].startswith(b"out\r\n/dev/pts/")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("change", ["chmod 666", "chown 0:0", "touch -a"])  # to what they are, but for the time
+async def test_a_program_cannot_take_the_machines_dev_null_from_everybody_else(run, change):
+    program = f"LC_ALL=C {change} /proc/self/fd/0; test -w /dev/stdin && wc -c && echo nothing > /proc/self/fd/0"
+    async with run(shell(program)) as socket:
+        out, err, status = await all_of(socket)
+    assert b"Read-only file system" in err
+    assert (out, status["status"]) == (b"0\n", "Success")  # it can be read and written to as ever
 
 
 async def test_an_older_kubectl_is_told_which_one_it_takes(run):

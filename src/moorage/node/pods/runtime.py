@@ -349,7 +349,9 @@ class _Supervisor:
         numbers = (control.fileno(), os.getpid(), open_files or resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         arguments = ("-I", "-S", "-B", script, *map(str, numbers), launch.PROGRAM, *hide)
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        with _read_only(sys.executable) as executed:
+        # Where no launcher was compiled, forks of the interpreter enter containers, and a container can make them execute
+        # /proc/self/exe.
+        with read_only(sys.executable) as executed:
             return os.posix_spawn(executed, [sys.executable, *arguments], os.environ, file_actions=nothing)
 
     def _reap(self) -> None:
@@ -493,10 +495,11 @@ def _private(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def _read_only(program: str) -> Iterator[str]:
-    """Where a program can be executed so that nobody can write to it through what is executed. Where no launcher was
-    compiled, forks of the interpreter enter containers, and a container can make them execute /proc/self/exe."""
-    tree = libc.open_tree(program, recursive=False)
+def read_only(path: str) -> Iterator[str]:
+    """Where a file of the host can be opened, or executed, so that no container changes it through that: neither what
+    is in it nor, though its root may do so with any file that it can reach, its mode, owner and times. A device can be
+    written to all the same."""
+    tree = libc.open_tree(path, recursive=False)
     try:
         libc.mount_setattr("", kernel.ATTR_RDONLY, at=tree)
         yield f"/proc/self/fd/{tree}"

@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from moorage.log import get_logger
-from moorage.node.pods.runtime import Container, ContainerFailed, Reply, Runtime
+from moorage.node.pods.runtime import Container, ContainerFailed, Reply, Runtime, read_only
 from moorage.node.serve.peers import is_closed
 from moorage.node.serve.terminal import open_terminal
 from moorage.node.threads import in_thread
@@ -171,7 +171,8 @@ class _Session:
         return [slave, slave, slave], [master], [(master, _STDOUT)]
 
     def _pipes(self, spec: Mapping[str, Any]) -> _Streams:
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        with read_only(os.devnull) as path:
+            null = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         theirs, ours, outputs = [null, null, null], [], []
         if self._options.stdin:
             theirs[0], self._input = os.pipe()
