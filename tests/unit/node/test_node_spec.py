@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from moorage.kube.objects.core import ConfigMap, Pod, PodVolume, Secret
+from moorage.kube.objects.core import ConfigMap, Pod, PodSecurityContext, PodVolume, Secret
 from moorage.node import looks
 from moorage.node.layout import Layout, PodUid, VolumeName
 from moorage.node.pods import spec
@@ -190,6 +190,23 @@ async def test_home_and_group_are_those_of_the_account(tmp_path, monkeypatch):
     assert identity(None, {"runAsUser": 33, "runAsGroup": 5}, "a")["gid"] == 5
     passwd.unlink()
     assert (await made(tmp_path))["env"]["HOME"] == "/"
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 31, 1 << 32, (1 << 32) + 1000])
+@pytest.mark.parametrize("said", ["runAsUser", "runAsGroup", "supplementalGroups", "fsGroup"])
+def test_a_number_that_the_kernel_would_take_for_another_user_or_group_is_refused(said, number):
+    context = msgspec.convert({said: [number] if said == "supplementalGroups" else number}, PodSecurityContext)
+    with pytest.raises(BadContainer, match=f"{said}: {number} is not from 0 to 2147483647") as raised:
+        identity(context, {}, "a")
+    assert raised.value.reason == "CreateContainerConfigError"
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32, "0", True, 1.5])
+def test_a_container_gives_no_other_number_than_its_pod_might(number):
+    for said in ("runAsUser", "runAsGroup"):
+        with pytest.raises(BadContainer, match=f"{said}: {number!r} is not"):
+            identity(None, {said: number}, "a")
+    assert identity(None, {"runAsUser": (1 << 31) - 1, "runAsGroup": 0}, "a")["uid"] == (1 << 31) - 1
 
 
 async def test_rights_are_kept_and_dropped_by_name(tmp_path):

@@ -33,6 +33,7 @@ R = TypeVar("R")
 
 _MS_SHARED = 1 << 20
 _HOSTNAME_MAX = 63
+_LARGEST_ID = (1 << 31) - 1
 _PASSWD = "/etc/passwd"
 # By number, from linux/capability.h.
 _CAPABILITIES = (
@@ -361,16 +362,27 @@ def _accounts(_changed: int) -> dict[int, _Account]:
 
 def identity(pod: PodSecurityContext | None, container: Mapping[str, Any], name: str) -> dict[str, Any]:
     """User and groups; the container's word counts before the pod's."""
-    uid = container.get("runAsUser", pod.run_as_user if pod else None)
-    gid = container.get("runAsGroup", pod.run_as_group if pod else None)
+    uid = _number("runAsUser", container.get("runAsUser", pod.run_as_user if pod else None))
+    gid = _number("runAsGroup", container.get("runAsGroup", pod.run_as_group if pod else None))
     if gid is None and uid:
-        gid = _account(int(uid)).gid
-    groups = list(pod.supplemental_groups) if pod else []
-    if pod is not None and pod.fs_group is not None:
-        groups.append(pod.fs_group)
+        gid = _account(uid).gid
+    groups = {_number("supplementalGroups", one) or 0 for one in (pod.supplemental_groups if pod else ())}
+    fs_group = _number("fsGroup", pod.fs_group if pod else None)
+    if fs_group is not None:
+        groups.add(fs_group)
     must_not_be_root = container.get("runAsNonRoot", pod.run_as_non_root if pod else None)
     if must_not_be_root and not uid:
         raise BadContainer(
             "CreateContainerConfigError", f"container has runAsNonRoot and image will run as root (container: {name})"
         )
-    return {"uid": int(uid or 0), "gid": int(gid or 0), "groups": sorted({int(gid or 0), *groups})}
+    return {"uid": uid or 0, "gid": gid or 0, "groups": sorted({gid or 0, *groups})}
+
+
+def _number(what: str, number: object) -> int | None:
+    """Of a user or group, in Kubernetes' own range. Not every API server checks it, and the kernel takes 2**32 for 0,
+    which is root."""
+    if number is None:
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST_ID:
+        raise BadContainer("CreateContainerConfigError", f"{what}: {number!r:.40} is not from 0 to {_LARGEST_ID}")
+    return number
