@@ -349,8 +349,8 @@ class _Supervisor:
         numbers = (control.fileno(), os.getpid(), open_files or resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         arguments = ("-I", "-S", "-B", script, *map(str, numbers), launch.PROGRAM, *hide)
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        # Where no launcher was compiled, forks of the interpreter enter containers, and a container can make them execute
-        # /proc/self/exe.
+        # Where no launcher was compiled, forks of the interpreter enter containers, and a container can make them
+        # execute /proc/self/exe.
         with read_only(sys.executable) as executed:
             return os.posix_spawn(executed, [sys.executable, *arguments], os.environ, file_actions=nothing)
 
