@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import subprocess
 import threading
 from dataclasses import replace
 
@@ -176,6 +177,53 @@ async def test_references_reach_what_was_said_before_them(tmp_path):
 def test_brackets_that_are_not_closed_are_text():
     assert expand("$(A $(A", {"A": "1"}) == "$(A $(A"
     assert expand("$($(A))", {"A": "1"}) == "$($(A))"
+
+
+LONGEST = (128 << 10) - 1  # of an argument, or of a variable with its name
+TENFOLD = [{"name": "A", "value": "x" * 1000}] + [
+    {"name": chr(66 + i), "value": f"$({chr(65 + i)})" * 10} for i in range(5)
+]
+MANY = [{"name": f"N{i}", "value": "$(A)"} for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"env": [{"name": "A", "value": "x" * (LONGEST - 2)}], "args": ["$(A)xx"]},
+        {"env": [{"name": "E", "value": "ä" * 1000}], "args": ["$(E)" * 65]},
+        {"args": ["$(" * 50_000 + "$$" * 10_000]},
+    ],
+)
+async def test_a_text_may_have_what_the_kernel_takes(tmp_path, container):
+    found = await made(tmp_path, **container)
+    assert len(found["argv"][1].encode()) <= LONGEST
+    assert subprocess.run(found["argv"], env=found["env"]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        ({"env": TENFOLD}, r"what becomes of '(\$\(C\))+…?' is longer than 128 KiB"),
+        ({"env": TENFOLD[:3], "args": ["$(C)$(C)"]}, r"what becomes of '\$\(C\)\$\(C\)' is longer than 128 KiB"),
+        ({"env": [{"name": "A", "value": "x" * (LONGEST - 1)}]}, "variable A is longer than 128 KiB"),
+        ({"env": [{"name": "A" * LONGEST, "value": "x"}]}, "variable A+… is longer than 128 KiB"),
+        ({"args": ["x" * (LONGEST + 1)]}, "argument 1 is longer than 128 KiB"),
+        ({"args": ["ä" * (LONGEST // 2 + 1)]}, "argument 1 is longer than 128 KiB"),
+        ({"env": [from_(configMapKeyRef={"name": "big", "key": "K"})]}, "variable X is longer than 128 KiB"),
+        ({"envFrom": [{"secretRef": {"name": "big"}}]}, "variable K is longer than 128 KiB"),
+        ({"env": [{"name": "A", "value": "x" * 120_000}, *MANY]}, "longer than 6 MiB together"),
+        ({"env": [{"name": "A", "value": "x" * 120_000}], "args": ["$(A)"] * 60}, "longer than 6 MiB together"),
+        ({"args": [""] * 800_000}, "longer than 6 MiB together"),
+    ],
+)
+async def test_what_no_program_could_be_started_with_is_not_even_made(tmp_path, monkeypatch, container, words):
+    monkeypatch.setitem(MAPS, "big", {"K": "y" * LONGEST})
+    monkeypatch.setitem(SECRETS, "big", {"K": "y" * LONGEST})
+    with pytest.raises(BadContainer, match=words) as raised:
+        await made(tmp_path, **container)
+    assert raised.value.reason == "CreateContainerConfigError"
+    assert len(str(raised.value)) < 120
+    assert "yy" not in str(raised.value)  # what is in a secret is not told
 
 
 async def test_home_and_group_are_those_of_the_account(tmp_path, monkeypatch):

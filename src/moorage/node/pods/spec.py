@@ -34,6 +34,10 @@ R = TypeVar("R")
 _MS_SHARED = 1 << 20
 _HOSTNAME_MAX = 63
 _LARGEST_ID = (1 << 31) - 1
+_LONGEST_TEXT = 1 << 17  # the kernel's MAX_ARG_STRLEN, the zero at the end included
+_LONGEST_TEXTS = 6 << 20  # the most that execve takes, however large the stack may become
+_POINTER = 8
+_SHOWN = 63  # characters of a name or text in a message
 _PASSWD = "/etc/passwd"
 # By number, from linux/capability.h.
 _CAPABILITIES = (
@@ -59,22 +63,63 @@ class BadContainer(MoorageError):
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """`$(NAME)` is replaced where NAME is known, `$$` is a dollar."""
+    """`$(NAME)` is replaced where NAME is known, `$$` is a dollar. A text that becomes too long for the kernel is not
+    even made: a few variables of ten references each to the one before would fill the memory."""
+    length = 0
 
     def replaced(match: re.Match[str]) -> str:
-        if match[0] == "$$":
-            return "$"
-        return values.get(match[1], match[0])
+        nonlocal length
+        found = "$" if match[0] == "$$" else values.get(match[1], match[0])
+        length += len(found)
+        if length > _LONGEST_TEXT:
+            raise _too_long(f"what becomes of {_shortened(text)!r}")
+        return found
 
-    return _REFERENCE.sub(replaced, text)
+    closed, rest = _parted(text)
+    return _REFERENCE.sub(replaced, closed) + rest.replace("$$", "$")
 
 
 def _expanded(text: str, values: Mapping[str, str]) -> str:
     """`expand` for a path, where a name that is not known, or is empty, would lead somewhere else."""
-    missing = {name for name in _REFERENCE.findall(text) if name and not values.get(name)}
+    missing = {name for name in _REFERENCE.findall(_parted(text)[0]) if name and not values.get(name)}
     if missing:
-        raise BadContainer("CreateContainerConfigError", f"missing value for {', '.join(sorted(missing))}")
+        named = _shortened(", ".join(sorted(missing)))
+        raise BadContainer("CreateContainerConfigError", f"missing value for {named}")
     return expand(text, values)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """Up to the last bracket that closes, and what follows, where nothing is a reference: a search for the end of each
+    that begins there would go through all of it every time."""
+    end = text.rfind(")") + 1
+    return text[:end], text[end:]
+
+
+def _too_long(what: str) -> BadContainer:
+    return BadContainer("CreateContainerConfigError", f"{what} is longer than {_LONGEST_TEXT >> 10} KiB")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+class _Room:
+    """What is left of what the kernel takes of arguments and variables. It is counted while they are made: no pod has
+    the agent make more than that."""
+
+    def __init__(self) -> None:
+        self._left = _LONGEST_TEXTS
+
+    def take(self, what: str, text: str) -> None:
+        """For an argument, or a variable with its name, and the place of each in the list of them. The text may be
+        secret, and is not shown."""
+        size = len(text.encode(errors="replace")) + 1
+        if size > _LONGEST_TEXT:
+            raise _too_long(what)
+        self._left -= size + _POINTER
+        if self._left < 0:
+            shown = f"arguments and variables are longer than {_LONGEST_TEXTS >> 20} MiB together"
+            raise BadContainer("CreateContainerConfigError", shown)
 
 
 def api_variables(server: str) -> dict[str, str]:
@@ -100,8 +145,12 @@ class SpecMaker:
 
     async def make(self, pod: Pod, container: Container, cgroups: list[str]) -> dict[str, Any]:
         """Everything the runtime needs; BadContainer says what is wrong."""
-        env = await self.environment(pod, container)
-        argv = [expand(word, env) for word in (*container.command, *container.args)]
+        room = _Room()
+        env = await self._environment(pod, container, room)
+        argv = []
+        for word in (*container.command, *container.args):
+            argv.append(expand(word, env))
+            room.take(f"argument {len(argv) - 1}", argv[-1])
         if not argv:
             raise BadContainer("CreateContainerError", f"container {container.name}: no command specified")
         security = container.security_context or {}
@@ -127,23 +176,28 @@ class SpecMaker:
             **who,
         }
 
-    async def environment(self, pod: Pod, container: Container) -> dict[str, str]:
+    async def _environment(self, pod: Pod, container: Container, room: _Room) -> dict[str, str]:
         """What the pod says, and the variables of the API server where it says nothing of them; what a runtime adds to
         it is not for `$(NAME)`."""
         env = dict(self._api_variables)
+
+        def say(name: str, value: str) -> None:
+            room.take(f"variable {_shortened(name)}", f"{name}={value}")
+            env[name] = value
+
         for source in container.env_from:
             prefix = str(source.get("prefix") or "")
             for key, value in (await self._bulk(pod, source)).items():
-                env[prefix + key] = value
+                say(prefix + key, value)
         for one in container.env:
             name = str(one.get("name") or "")
             held = one.get("valueFrom")
             if held:
                 found = await self._value_from(pod, container, held)
                 if found is not None:
-                    env[name] = found
+                    say(name, found)
             else:
-                env[name] = expand(str(one.get("value") or ""), env)
+                say(name, expand(str(one.get("value") or ""), env))
         return env
 
     async def _mount(
