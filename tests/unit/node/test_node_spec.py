@@ -337,6 +337,41 @@ def test_a_pod_may_give_its_host_another_name(said, shown):
     assert hostname_of(msgspec.convert({"metadata": {"name": "p"}, "spec": said}, Pod)) == shown
 
 
+LONG, LONGER = "/a" * 2047, "/a" * 2048  # 4094 bytes, and 4096
+
+
+def placed(**place):
+    return {"volumeMounts": [{"name": "v", "mountPath": "/v", **place}]}
+
+
+@pytest.mark.parametrize(
+    ("container", "what"),
+    [
+        ({"workingDir": LONGER}, "workingDir"),
+        (placed(mountPath=LONGER), "volume v: mountPath"),
+        (placed(mountPath="/" + "ä" * 2048), "volume v: mountPath"),
+        (placed(subPath=LONGER[1:] + "a"), "volume v: subPath"),
+        (placed(subPathExpr="x$(LONG)$(LONG)"), "volume v: subPath"),
+        ({"volumeDevices": [{"name": "v", "devicePath": LONGER}]}, "volume v: devicePath"),
+    ],
+)
+async def test_a_path_that_the_kernel_does_not_take_is_named(tmp_path, container, what):
+    layout = Layout(tmp_path)
+    found = pod(env=[{"name": "LONG", "value": LONG}], **container)
+    volumes = Claimed() if "volumeDevices" in container else HostPath(tmp_path)
+    with pytest.raises(BadContainer, match=f"^{what} is longer than 4095 bytes$") as raised:
+        await SpecMaker(layout, Objects(), volumes, "").make(found, found.spec.containers[0], [])
+    assert raised.value.reason == "CreateContainerError"
+
+
+async def test_a_path_may_be_as_long_as_the_kernel_takes_it(tmp_path):
+    found = pod(workingDir=LONG, **placed(mountPath=LONG, subPath=LONG[1:]))
+    specs = SpecMaker(Layout(tmp_path), Objects(), HostPath(tmp_path), "")
+    document = await specs.make(found, found.spec.containers[0], [])
+    (mount,) = document["mounts"]
+    assert (document["cwd"], mount["target"], mount["sub_path"]) == (LONG, LONG, LONG[1:])
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o2775, 0o1777, 0o700])
 async def test_a_sub_path_that_is_missing_is_made_as_open_as_its_volume(tmp_path, mode):
     (tmp_path / "v").mkdir()

@@ -37,6 +37,7 @@ _LARGEST_ID = (1 << 31) - 1
 _LONGEST_TEXT = 1 << 17  # the kernel's MAX_ARG_STRLEN, the zero at the end included
 _LONGEST_TEXTS = 6 << 20  # the most that execve takes, however large the stack may become
 _POINTER = 8
+_LONGEST_PATH = 4095  # without the zero at the end
 _SHOWN = 63  # characters of a name or text in a message
 _PASSWD = "/etc/passwd"
 # By number, from linux/capability.h.
@@ -93,6 +94,14 @@ def _parted(text: str) -> tuple[str, str]:
     that begins there would go through all of it every time."""
     end = text.rfind(")") + 1
     return text[:end], text[end:]
+
+
+def _path(what: str, path: str) -> str:
+    """One that the kernel takes. Where it is made, its parts are walked through one by one, so that any other would be
+    made as far as it goes."""
+    if len(path.encode(errors="replace")) > _LONGEST_PATH:
+        raise BadContainer("CreateContainerError", f"{what} is longer than {_LONGEST_PATH} bytes")
+    return path
 
 
 def _too_long(what: str) -> BadContainer:
@@ -162,7 +171,7 @@ class SpecMaker:
         return {
             "argv": argv,
             "env": {"HOSTNAME": hostname, "HOME": _account(who["uid"]).home, **env},
-            "cwd": container.working_dir,
+            "cwd": _path("workingDir", container.working_dir),
             "hostname": hostname,
             "mounts": mounts,
             "devices": self._devices(pod, container),
@@ -216,13 +225,14 @@ class SpecMaker:
             raise BadContainer(
                 "CreateContainerConfigError", f"volume {mount.name}: subPath {sub_path!r} is not allowed"
             )
+        _path(f"volume {mount.name}: subPath", sub_path)
         path = self.path_of(use)
         if propagation != "None":
             await _asked(path, f"does it propagate {propagation}", lambda: _ensure_propagates(path, propagation))
         is_filled = _is_written_by_agent(use)
         found = {
             "source": str(path),
-            "target": "/" + mount.mount_path.strip("/"),
+            "target": _path(f"volume {mount.name}: mountPath", "/" + mount.mount_path.strip("/")),
             "read_only": not is_filled and (mount.read_only or _is_read_only(pod, mount.name)),
             "read_only_last": is_filled,
             "recursive_read_only": mount.recursive_read_only in ("Enabled", "IfPossible"),
@@ -258,13 +268,12 @@ class SpecMaker:
             use = self._volumes.use_named(PodUid(pod.uid), one.name)
             if use is None or not isinstance(use.source, CsiSource):
                 raise BadContainer("CreateContainerConfigError", f"volume {one.name} is not there")
+            place = _path(f"volume {one.name}: devicePath", one.device_path)
             path = self._layout.block_map(use.source.spec_name, use.pod.uid)
             status, is_read_only = os.stat(path), _is_read_only(pod, one.name)
             if not stat.S_ISBLK(status.st_mode):
                 raise BadContainer("CreateContainerError", f"volume {one.name}: no block device is at {path} any more")
-            found.append(
-                {"path": one.device_path, "number": status.st_rdev, "read_only": is_read_only, "gid": use.fs_group}
-            )
+            found.append({"path": place, "number": status.st_rdev, "read_only": is_read_only, "gid": use.fs_group})
         return found
 
     async def _bulk(self, pod: Pod, source: Mapping[str, Any]) -> dict[str, str]:
