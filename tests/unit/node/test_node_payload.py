@@ -214,6 +214,81 @@ def test_a_file_cannot_be_a_directory_as_well(volume):
     assert list(volume.iterdir()) == []
 
 
+def test_of_two_that_are_one_path_the_last_counts(volume):
+    assert write_payload(volume, {"b/a": File(b"1", 0o644), "b//a": File(b"2", 0o644)})
+    assert (volume / "b" / "a").read_bytes() == b"2"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("a/" * 2048 + "b", "'a/.*…' is longer than 4096 bytes"),
+        ("a/" * 500_000 + "b", "'a/.*…' is longer than 4096 bytes"),
+        ("a/" + "b" * 256, "has a name of more than 255 bytes"),
+        ("ä" * 128, "has a name of more than 255 bytes"),
+    ],
+)
+def test_a_path_that_no_kubelet_takes_is_refused_in_few_words(volume, path, words):
+    with pytest.raises(InvalidRequest, match=words) as raised:
+        write_payload(volume, {path: File(b"", 0o644)})
+    assert len(str(raised.value)) < 400
+    assert list(volume.iterdir()) == []
+
+
+def test_the_longest_names_are_taken(volume):
+    path = "/".join(["n" * 255] * 3)
+    assert write_payload(volume, {path: File(b"x", 0o644)})
+    assert (volume / path).read_bytes() == b"x"
+
+
+def below(volume, parts):
+    """What is in a directory that is too deep to have a path."""
+    fd = os.open(volume, os.O_RDONLY)
+    for part in parts:
+        above, fd = fd, os.open(part, os.O_RDONLY, dir_fd=fd)
+        os.close(above)
+    try:
+        return sorted(os.listdir(fd))
+    finally:
+        os.close(fd)
+
+
+def test_each_directory_is_entered_once_however_deep_it_is(volume, monkeypatch):
+    depth = 2000
+    deep = {"a/" * depth + name: File(b"x", 0o644) for name in "xyz"}
+    aside = {"a/" * half + "b": File(b"y", 0o644) for half in range(1, depth, 100)}
+    entered, opened = [0], os.open
+
+    def counted(path, flags, *args, **more):
+        entered[0] += bool(flags & os.O_DIRECTORY)
+        return opened(path, flags, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(payload.os, "open", counted)
+        assert write_payload(volume, deep | aside)
+        assert not write_payload(volume, aside | deep)
+    assert below(volume, ["..data", *["a"] * depth]) == ["x", "y", "z"]
+    assert entered[0] < 5 * depth  # down and up again, twice
+    assert write_payload(volume, {})  # which removes them
+
+
+@pytest.mark.parametrize("place", ["", "sub", "sub/deep"])
+@pytest.mark.parametrize("is_more", [True, False])
+def test_a_name_more_or_less_anywhere_is_made_good(volume, place, is_more):
+    files = {path: File(b"x", 0o644) for path in ("a", "z", "sub/a", "sub/z", "sub/deep/a", "sub/deep/z")}
+    assert write_payload(volume, files)
+    held = volume / "..data" / place
+    if is_more:
+        (held / "more").touch()
+    else:
+        (held / "z").unlink()
+    assert write_payload(volume, files)
+    assert sorted(os.listdir(volume / "..data" / place)) == sorted(
+        {"a", "z", *{"": ["sub"], "sub": ["deep"]}.get(place, [])}
+    )
+    assert not write_payload(volume, files)
+
+
 def test_a_file_may_have_another_owner_than_the_agent(volume):
     uid = os.getuid()
     file = File(b"x", 0o600, uid)

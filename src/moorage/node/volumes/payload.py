@@ -8,14 +8,16 @@ Start reading at: `write_payload`.
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.errors import InvalidRequest, MoorageError
+from moorage.node.descent import Descent
 from moorage.node.removal import remove_tree_in
 
 _DATA, _NEXT_DATA = "..data", "..data_tmp"
@@ -23,6 +25,7 @@ _VERSION = "..2"  # how the names of directories begin that hold one version of 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FRESH_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOUND_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255  # in bytes; as a kubelet has it
 
 Parts = tuple[str, ...]
 
@@ -45,19 +48,29 @@ def write_payload(directory: Path, files: Mapping[str, File], gid: int | None = 
 
 
 def _by_parts(files: Mapping[str, File]) -> dict[Parts, File]:
-    """The files by the parts of their paths, without those that say nothing: `./a//b/` is `a/b`."""
-    found = {}
-    for path, file in files.items():
-        parts = tuple(part for part in path.split("/") if part not in ("", "."))
-        if not parts or path.startswith("/") or parts[0].startswith("..") or ".." in parts:
-            raise InvalidRequest(f"{path!r} is no path that a volume's file can have")
-        found[parts] = file
-    for parts in found:
-        for length in range(1, len(parts)):
-            if parts[:length] in found:
-                file_path, path = "/".join(parts[:length]), "/".join(parts)
-                raise InvalidRequest(f"{file_path!r} cannot be a file, for {path!r} lies below it")
-    return found
+    """The files by the parts of their paths, without those that say nothing: `./a//b/` is `a/b`. They are in order, so
+    that those of a directory follow each other."""
+    found = {_parts(path): file for path, file in files.items()}
+    for above, below in itertools.pairwise(sorted(found)):
+        if below[: len(above)] == above:
+            file_path, path = _shortened("/".join(above)), _shortened("/".join(below))
+            raise InvalidRequest(f"{file_path!r} cannot be a file, for {path!r} lies below it")
+    return {parts: found[parts] for parts in sorted(found)}
+
+
+def _parts(path: str) -> Parts:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise InvalidRequest(f"{_shortened(path)!r} is longer than {_LONGEST_PATH} bytes")
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if not parts or path.startswith("/") or parts[0].startswith("..") or ".." in parts:
+        raise InvalidRequest(f"{_shortened(path)!r} is no path that a volume's file can have")
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        raise InvalidRequest(f"{_shortened(path)!r} has a name of more than {_LONGEST_NAME} bytes in it")
+    return parts
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= _LONGEST_NAME else f"{path[:_LONGEST_NAME]}…"
 
 
 class _Payload:
@@ -113,22 +126,27 @@ class _Payload:
     # What is there.
 
     def _holds(self, version: str, files: Mapping[Parts, File]) -> bool:
-        names: dict[Parts, set[str]] = {(): set()}
-        for parts in files:
-            for length, part in enumerate(parts):
-                names.setdefault(parts[:length], set()).add(part)
+        others = 1  # names in the directories that are entered, less those that lead on or are looked at
+
+        def enter(above: int, name: str) -> int:
+            nonlocal others
+            with _or_closed(_enter(above, name)) as fd:
+                others += len(os.listdir(fd)) - 1
+                return fd
+
         try:
-            for parts, expected in names.items():
-                with _opened(self._top, (version, *parts)) as directory:
-                    if set(os.listdir(directory)) != expected:
+            with Descent(self._top, enter, _leave) as way:
+                way.down(version)
+                for name, file in _walk(files, way):
+                    if not self._holds_file(way.fd, name, file):
                         return False
-            return all(self._holds_file((version, *parts), file) for parts, file in files.items())
+                    others -= 1
         except OSError:  # something else has one of the names
             return False
+        return others == 0
 
-    def _holds_file(self, parts: Parts, file: File) -> bool:
-        with _opened(self._top, parts[:-1]) as directory:
-            fd = os.open(parts[-1], _FOUND_FILE, dir_fd=directory)
+    def _holds_file(self, directory: int, name: str, file: File) -> bool:
+        fd = os.open(name, _FOUND_FILE, dir_fd=directory)
         try:
             status = os.fstat(fd)
             return (
@@ -147,10 +165,10 @@ class _Payload:
         """Write the files into a directory of their own and let `..data` lead to it; or leave all as it was."""
         fresh = f"..{time.strftime('%Y_%m_%d_%H_%M_%S')}.{time.monotonic_ns()}"
         try:
-            with _opened(self._top, (fresh,), make=True) as version:
-                for parts, file in files.items():
-                    with _opened(version, parts[:-1], make=True) as directory:
-                        self._write_file(directory, parts[-1], file)
+            with Descent(self._top, _make, _leave) as way:
+                way.down(fresh)
+                for name, file in _walk(files, way):
+                    self._write_file(way.fd, name, file)
             self.link(_NEXT_DATA, fresh)
             if self.link_at(_DATA) is None:
                 self.remove(_DATA)  # a directory cannot be replaced by a link
@@ -188,29 +206,43 @@ def _link_names(payload: _Payload, names: set[str]) -> bool:
     return is_changed
 
 
+def _walk(files: Mapping[Parts, File], way: Descent) -> Iterator[tuple[str, File]]:
+    """Each file's name while the way leads to its directory. They are in order, so that each directory is entered once,
+    from the one above it: an entry costs the same however deep that is."""
+    here: Parts = ()
+    for parts, file in files.items():
+        above = parts[:-1]
+        shared = sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(here, above, strict=False)))
+        for _ in here[shared:]:
+            way.up()
+        for part in above[shared:]:
+            way.down(part)
+        here = above
+        yield parts[-1], file
+
+
+def _enter(above: int, name: str) -> int:
+    return os.open(name, _DIRECTORY, dir_fd=above)
+
+
+def _leave(below: int) -> int:
+    return _enter(below, "..")
+
+
+def _make(above: int, name: str) -> int:
+    os.mkdir(name, 0o755, dir_fd=above)
+    with _or_closed(_enter(above, name)) as fd:
+        os.fchmod(fd, 0o755)  # whatever the umask
+        return fd
+
+
 @contextlib.contextmanager
-def _opened(base: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """A directory below another one, opened one name after the other; those that are missing are made if need be."""
-    fd = os.dup(base)
+def _or_closed(fd: int) -> Iterator[int]:
     try:
-        for part in parts:
-            is_made = make and _make_directory(fd, part)
-            below = os.open(part, _DIRECTORY, dir_fd=fd)
-            os.close(fd)
-            fd = below
-            if is_made:
-                os.fchmod(fd, 0o755)  # whatever the umask
         yield fd
-    finally:
+    except BaseException:
         os.close(fd)
-
-
-def _make_directory(parent: int, name: str) -> bool:
-    try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:
-        return False
-    return True
+        raise
 
 
 def _read(fd: int, size: int) -> bytes:
