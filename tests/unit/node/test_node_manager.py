@@ -12,6 +12,7 @@ from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeCl
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.node.layout import Layout, PodUid
 from moorage.node.run import _first_wishes
+from moorage.node.testing import until
 from moorage.node.volumes import run
 from moorage.node.volumes.expand import NOT_YET
 from moorage.node.volumes.populate import Needs, uses_of
@@ -682,3 +683,81 @@ async def test_what_a_driver_says_of_itself_later_counts(node):
     node.manager.driver_changed(None, made(CSIDriver, spec))
     await node.rest()
     assert node.manager.is_mounted(pod())
+
+
+def pod_of_many(count, uid=ONE, **source):
+    names = [f"v{number}" for number in range(count)]
+    container = {"name": "c", "image": "host", "volumeMounts": [{"name": one, "mountPath": f"/{one}"} for one in names]}
+    meta = {"name": f"p-{uid}", "namespace": "ns", "uid": uid}
+    volumes = [{"name": one, **(source or {"emptyDir": {}})} for one in names]
+    return made(Pod, {"metadata": meta, "spec": {"volumes": volumes, "containers": [container]}})
+
+
+async def test_of_a_pods_own_volumes_a_few_are_made_at_a_time_and_no_other_pod_waits_for_them(node):
+    node.executor.may_go_on.clear()
+    many, few = pod_of_many(200), pod_of_many(3, TWO)
+    node.manager.want(many)
+    node.manager.want(few)
+    await node.rest()
+    uids = [uid for _, uid in node.executor.mounted()]
+    assert (uids.count(ONE), uids.count(TWO)) == (32, 3)
+    node.executor.may_go_on.set()
+    await until(lambda: node.manager.is_mounted(many) and node.manager.is_mounted(few), what="all there")
+    assert sorted(node.executor.mounted()) == sorted(
+        [(f"v{number}", ONE) for number in range(200)] + [(f"v{number}", TWO) for number in range(3)]
+    )
+
+    node.executor.may_go_on.clear()
+    node.manager.release(ONE)
+    await node.rest()
+    assert len(node.executor.unmounted()) == 32
+    node.executor.may_go_on.set()
+    await until(lambda: node.manager.is_unmounted(ONE), what="all gone")
+    assert len(node.executor.unmounted()) == 200
+
+
+async def test_volumes_that_waited_for_their_turn_are_not_made_for_a_pod_that_has_gone(node):
+    node.executor.may_go_on.clear()
+    node.manager.want(pod_of_many(200))
+    await node.rest()
+    node.manager.release(ONE)
+    node.executor.may_go_on.set()
+    await until(lambda: node.manager.is_unmounted(ONE), what="all gone")
+    assert len(node.executor.mounted()) == len(node.executor.unmounted()) == 32
+    node.manager.want(pod_of_many(200))  # and it is back
+    await until(lambda: node.manager.is_mounted(pod_of_many(200)), what="all there")
+
+
+async def test_a_turn_that_nobody_needs_any_more_goes_to_the_next(node):
+    """Those that wait are looked at in their order; the first of them may have been made or given up meanwhile."""
+    node.executor.may_go_on.clear()
+    node.manager.want(pod_of_many(200))
+    await node.rest()
+    node.manager.want(with_last(pod_of_many(200), 50))  # the others are wanted no longer
+    node.executor.may_go_on.set()
+    await until(lambda: node.manager.is_mounted(with_last(pod_of_many(200), 50)), what="all there")
+    assert {f"v{number}" for number in range(150, 200)} <= {name for name, _ in node.executor.mounted()}
+
+
+def with_last(pod, count):
+    spec = msgspec.structs.replace(pod.spec, volumes=pod.spec.volumes[-count:])
+    return msgspec.structs.replace(pod, spec=spec)
+
+
+async def test_a_driver_is_asked_for_all_volumes_at_once(node):
+    node.executor.may_go_on.clear()
+    node.manager.want(pod_of_many(100, csi={"driver": "d"}))
+    await node.rest()
+    assert len(node.executor.mounted()) == 100
+
+
+async def test_a_volume_is_found_by_each_of_its_names_for_as_long_as_it_is_wanted(node):
+    found = pod_of_many(2, persistentVolumeClaim={"claimName": "c"})
+    node.manager.want(found)
+    await node.rest()
+    assert node.manager.use_named(ONE, "v0") == node.manager.use_named(ONE, "v1")
+    assert node.manager.use_named(ONE, "v0").outer_names == ("v0", "v1")
+    assert node.manager.use_named(ONE, "v2") is None
+    assert node.manager.use_named(TWO, "v0") is None
+    node.manager.release(ONE)
+    assert node.manager.use_named(ONE, "v0") is None

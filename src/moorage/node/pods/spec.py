@@ -8,7 +8,7 @@ import base64
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -164,7 +164,8 @@ class SpecMaker:
             raise BadContainer("CreateContainerError", f"container {container.name}: no command specified")
         security = container.security_context or {}
         privileged = bool(security.get("privileged"))
-        mounts = [await self._mount(pod, container, one, env, privileged) for one in container.volume_mounts]
+        read_only = _read_only_names(pod)
+        mounts = [await self._mount(pod, one, env, privileged, read_only) for one in container.volume_mounts]
         mounts.sort(key=lambda one: str(one["target"]).rstrip("/").count("/"))
         who = identity(pod.spec.security_context, security, container.name)
         hostname = hostname_of(pod)
@@ -174,7 +175,7 @@ class SpecMaker:
             "cwd": _path("workingDir", container.working_dir),
             "hostname": hostname,
             "mounts": mounts,
-            "devices": self._devices(pod, container),
+            "devices": self._devices(pod, container, read_only),
             "cgroups": cgroups,
             "privileged": privileged,
             "read_only_root": bool(security.get("readOnlyRootFilesystem")),
@@ -210,7 +211,7 @@ class SpecMaker:
         return env
 
     async def _mount(
-        self, pod: Pod, container: Container, mount: VolumeMount, env: Mapping[str, str], privileged: bool
+        self, pod: Pod, mount: VolumeMount, env: Mapping[str, str], privileged: bool, read_only: Set[str]
     ) -> dict[str, Any]:
         use = self._volumes.use_named(PodUid(pod.uid), mount.name)
         if use is None:
@@ -233,7 +234,7 @@ class SpecMaker:
         found = {
             "source": str(path),
             "target": _path(f"volume {mount.name}: mountPath", "/" + mount.mount_path.strip("/")),
-            "read_only": not is_filled and (mount.read_only or _is_read_only(pod, mount.name)),
+            "read_only": not is_filled and (mount.read_only or mount.name in read_only),
             "read_only_last": is_filled,
             "recursive_read_only": mount.recursive_read_only in ("Enabled", "IfPossible"),
             "sub_path": sub_path,
@@ -262,7 +263,7 @@ class SpecMaker:
         path = self.path_of(use)
         return mountinfo.mount_at(path) is None or await is_dead(path, "pod")
 
-    def _devices(self, pod: Pod, container: Container) -> list[dict[str, Any]]:
+    def _devices(self, pod: Pod, container: Container, read_only: Set[str]) -> list[dict[str, Any]]:
         found = []
         for one in container.volume_devices:
             use = self._volumes.use_named(PodUid(pod.uid), one.name)
@@ -270,7 +271,7 @@ class SpecMaker:
                 raise BadContainer("CreateContainerConfigError", f"volume {one.name} is not there")
             place = _path(f"volume {one.name}: devicePath", one.device_path)
             path = self._layout.block_map(use.source.spec_name, use.pod.uid)
-            status, is_read_only = os.stat(path), _is_read_only(pod, one.name)
+            status, is_read_only = os.stat(path), one.name in read_only
             if not stat.S_ISBLK(status.st_mode):
                 raise BadContainer("CreateContainerError", f"volume {one.name}: no block device is at {path} any more")
             found.append({"path": place, "number": status.st_rdev, "read_only": is_read_only, "gid": use.fs_group})
@@ -342,11 +343,10 @@ def _is_of_host(use: Use) -> bool:
     return isinstance(use.source, PlainSource) and use.source.body.volume.host_path is not None
 
 
-def _is_read_only(pod: Pod, name: str) -> bool:
-    """As the pod says of the volume under this name, for it may have another one."""
-    volume = next((one for one in pod.spec.volumes if one.name == name), None)
-    held = (volume.persistent_volume_claim or volume.csi) if volume is not None else None
-    return held is not None and held.read_only
+def _read_only_names(pod: Pod) -> Set[str]:
+    """As the pod says of a volume under each name, for it may have another one."""
+    held = {one.name: one.persistent_volume_claim or one.csi for one in pod.spec.volumes}
+    return {name for name, source in held.items() if source is not None and source.read_only}
 
 
 def hostname_of(pod: Pod) -> str:

@@ -55,13 +55,14 @@ def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
     needs = Needs()
     mounted, mapped = _referenced(pod)
     by_volume: dict[str, Use] = {}
+    by_place: dict[tuple[str, bool], VolumeName] = {}
     for volume in pod.spec.volumes:
         if volume.name not in mounted and volume.name not in mapped:
             continue
         try:
             use = _use(pod, volume, lookup, sync_s)
             _check_mode(use, volume.name, mounted, mapped)
-            _check_directory(use, by_volume.values())
+            _check_directory(use, by_place)
         except (MoorageError, ValueError) as error:  # quantities and selectors that nobody can read among them
             needs.errors[volume.name] = str(error)
             continue
@@ -250,13 +251,11 @@ def _check_mode(use: Use, name: str, mounted: set[str], mapped: set[str]) -> Non
         raise NotUsable(f"volume {name} has volumeMode Filesystem, but is specified in volumeDevices")
 
 
-def _check_directory(use: Use, others: Iterable[Use]) -> None:
+def _check_directory(use: Use, by_place: dict[tuple[str, bool], VolumeName]) -> None:
     """A pod's CSI volumes lie side by side under the names of PersistentVolumes and of inline volumes."""
-    for one in others:
-        if not isinstance(one.source, CsiSource) or not isinstance(use.source, CsiSource) or one.volume == use.volume:
-            continue
-        if (one.source.spec_name, one.source.is_block) == (use.source.spec_name, use.source.is_block):
-            name = use.source.spec_name
+    if isinstance(use.source, CsiSource):
+        name = use.source.spec_name
+        if by_place.setdefault((name, use.source.is_block), use.volume) != use.volume:
             raise NotUsable(f"inline volume {name} has the name of PersistentVolume {name}, which the pod uses too")
 
 

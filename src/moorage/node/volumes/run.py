@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
@@ -25,6 +25,7 @@ from moorage.node.volumes.observe import Observed, has_begun, observe, staged_wi
 from moorage.node.volumes.plan import PASSING, plan_volume
 from moorage.node.volumes.populate import claims_of, refuse_replacements, same_for_uses, uses_of
 from moorage.node.volumes.sources import Sources
+from moorage.node.volumes.turns import Turns
 from moorage.node.volumes.world import (
     EXPAND,
     Action,
@@ -33,6 +34,7 @@ from moorage.node.volumes.world import (
     Expand,
     Mount,
     Outcome,
+    PlainSource,
     State,
     Unmount,
     Use,
@@ -44,6 +46,7 @@ from moorage.node.volumes.world import (
 log = get_logger(__name__)
 
 _LEAVING_S = 10.0  # a process that cannot be killed must not keep the next pod from starting for ever
+_MOST_PLAIN = 32  # steps of a pod at a time that the agent takes itself, each in a thread
 
 FailureSink = Callable[[Action, Outcome], None]
 Moved = Callable[[PodUid], None]
@@ -78,12 +81,14 @@ class VolumeManager:
         self._seen_at: dict[PodUid, float] = {}
         self._by_claim: dict[str, set[PodUid]] = {}
         self._touched: dict[PodUid, set[VolumeName]] = {}  # a pod's volumes, in either state
+        self._named: dict[PodUid, dict[str, VolumeName]] = {}  # by the pod's names for them, be they wanted or not
         self._errors: dict[PodUid, dict[str, str]] = {}
         self._waiting: dict[PodUid, dict[VolumeName, str]] = {}
         self._dirty: dict[VolumeName, None] = {}
         self._timers: list[tuple[float, VolumeName]] = []
         self._due: dict[VolumeName, float] = {}
         self._wake = asyncio.Event()
+        self._turns = Turns(_MOST_PLAIN)
         self._running: dict[VolumeName, asyncio.Task[None]] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self.on_moved: Moved = _nobody  # told whenever something about a pod's volumes changed
@@ -201,7 +206,7 @@ class VolumeManager:
         uid = PodUid(pod.uid)
         if uid not in self._wanted or uid in self._behind or self._errors.get(uid):
             return False
-        return all(self._is_mounted(use) for use in self._uses_of(uid))
+        return all(self._is_mounted(use) for use in self._uses(uid))
 
     def is_unmounted(self, uid: PodUid) -> bool:
         """Nothing of the pod is, or may be, mounted."""
@@ -214,6 +219,7 @@ class VolumeManager:
             if actual is not None and isinstance(actual.pending, Mount) and actual.pending.use.pod.uid == uid:
                 return False
         self._touched.pop(uid, None)
+        self._named.pop(uid, None)
         return True
 
     async def publish_again(self, uid: PodUid, is_lost: Callable[[Use], Awaitable[bool]]) -> None:
@@ -256,7 +262,9 @@ class VolumeManager:
 
     def use_named(self, uid: PodUid, pod_volume: str) -> Use | None:
         """The use behind a name in pod.spec.volumes."""
-        return next((use for use in self._uses_of(uid) if pod_volume in use.outer_names), None)
+        name = self._named.get(uid, {}).get(pod_volume)
+        use = self.world.desired.get(name, {}).get(uid) if name is not None else None
+        return use if use is not None and pod_volume in use.outer_names else None
 
     # What the API says.
 
@@ -318,6 +326,8 @@ class VolumeManager:
                 dirty, self._dirty = self._dirty, {}
                 for name in dirty:
                     self._step(name, now)
+                for name in self._turns.due():
+                    self._step(name, now)
                 if not self._dirty:
                     await self._sleep(self._timers[0][0] - self._clock() if self._timers else None)
         finally:
@@ -348,11 +358,16 @@ class VolumeManager:
             if not self.world.actual:
                 self._is_empty.set()
             return
-        if step.action is not None:
+        if step.action is not None and self._may_start(name, step.action):
             self._start(name, step.action)
         if step.look_again_at is not None and self._due.get(name, float("inf")) > step.look_again_at:
             self._due[name] = step.look_again_at
             heapq.heappush(self._timers, (step.look_again_at, name))
+
+    def _may_start(self, name: VolumeName, action: Action) -> bool:
+        """A driver's time is its own affair, but thousands of threads at once would stop all the others."""
+        uid = _pod_of_plain(action, self.world.actual.get(name))
+        return uid is None or self._turns.take(uid, name)
 
     def _start(self, name: VolumeName, action: Action) -> None:
         volume = self.world.actual.get(name)
@@ -367,7 +382,10 @@ class VolumeManager:
     async def _carry_out(self, action: Action, volume: ActualVolume) -> None:
         started = self._clock()
         name = volume_of(action)
+        in_turn = _pod_of_plain(action, volume)
         outcome = await self._executor.execute(action, volume)
+        if in_turn is not None:
+            self._turns.give_back(in_turn)
         settle(self.world, action, outcome, self._clock())
         self._running.pop(name, None)
         uids = set(volume.pods)
@@ -442,6 +460,7 @@ class VolumeManager:
                 self._reset_expand(name, use.size_bytes not in {one.size_bytes for one in uses.values()})
                 uses[uid] = use
                 self.look_at(name)
+        self._named[uid] = {outer: use.volume for use in self._uses(uid) for outer in use.outer_names}
         if needs.errors:  # what the pod has, be it from before a restart, it keeps until it is released
             self.world.held.add(uid)
         if needs.errors != self._errors.get(uid, {}):
@@ -489,5 +508,20 @@ class VolumeManager:
         return actual is not None and actual.state_of(use.pod.uid) is State.MOUNTED
 
     def _uses_of(self, uid: PodUid) -> list[Use]:
-        names = self._touched.get(uid, ())
-        return [use for name in names if (use := self.world.desired.get(name, {}).get(uid)) is not None]
+        return list(self._uses(uid))
+
+    def _uses(self, uid: PodUid) -> Iterator[Use]:
+        for name in self._touched.get(uid, ()):
+            use = self.world.desired.get(name, {}).get(uid)
+            if use is not None:
+                yield use
+
+
+def _pod_of_plain(action: Action, volume: ActualVolume | None) -> PodUid | None:
+    """Whose volume it is, if no driver has to do with it."""
+    match action:
+        case Mount(use) if isinstance(use.source, PlainSource):
+            return use.pod.uid
+        case Unmount(_, uid) if volume is not None and isinstance(volume.source_of(uid), PlainSource):
+            return uid
+    return None
