@@ -14,16 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from moorage.host import loop
 from moorage.node.pods import launch, record
 from moorage.node.pods import runtime as module
 from moorage.node.pods.cgroups import find_hierarchies
 from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
+from moorage.node.pods.sandbox import KEPT_CAPABILITIES
 from moorage.node.removal import remove_tree
 
 pytestmark = pytest.mark.root
 
 ENDS_WHEN_TOLD = ["sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"]
 CHANGES_USER = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000"]
+SYS_ADMIN = 21
 
 
 def spec(*argv, **more):
@@ -482,6 +485,55 @@ async def test_the_node_of_a_block_volume_is_never_in_another_volume(bench, tmp_
     mounts[0]["read_only"] = True
     said = await bench.ran(bench.runtime(), bench.container("again"), document)
     assert said == ["block special file 7,fa 440 1000", f"{block} 0"]
+
+
+DETACHES = "import fcntl, os; fcntl.ioctl(os.open('/dev/mine', os.O_RDWR), 0x4C01, 0)"  # LOOP_CLR_FD needs no right
+
+
+@pytest.mark.usefixtures("either")
+async def test_nobody_detaches_the_device_of_a_block_volume(bench, tmp_path):
+    """Its number would be the next volume's, and so would the node in the container."""
+    image = tmp_path / "image"
+    image.write_bytes(bytes(1 << 20))
+    device = loop.attach(image)
+    try:
+        devices = [{"path": "/dev/mine", "number": os.makedev(*device.device)}]
+        runtime, container = bench.runtime(), bench.container()
+        for rights in ({}, {"capabilities": [*KEPT_CAPABILITIES, SYS_ADMIN]}):
+            said = await outcome(bench, spec("python3", "-c", DETACHES, devices=devices, **rights), runtime)
+            assert "Operation not permitted" in said
+        await runtime.start(container, spec("sleep", "1000", devices=devices))
+        assert "Operation not permitted" in await entered(runtime, container, "python3", "-c", DETACHES)
+        assert loop.find(image) == [device]
+    finally:
+        for one in loop.find(image):
+            loop.detach(one)
+
+
+@pytest.mark.usefixtures("either")
+async def test_user_namespaces_are_made_only_by_who_has_their_rights_already(bench):
+    runtime = bench.runtime()
+    for rights, said in (
+        ({}, "Operation not permitted"),
+        ({"uid": 65534, "gid": 65534}, "Operation not permitted"),
+        ({"capabilities": [*KEPT_CAPABILITIES, SYS_ADMIN]}, "made"),
+        ({"privileged": True}, "made"),
+    ):
+        assert said in await outcome(bench, spec("unshare", "--user", "echo", "made", **rights), runtime)
+    threads = "import threading; t = threading.Thread(target=print, args=['made']); t.start(); t.join()"
+    assert await outcome(bench, spec("python3", "-c", threads), runtime) == "made"
+
+
+async def entered(runtime, container, *argv):
+    """What a program said in a container that runs."""
+    read, write = os.pipe()
+    session = await runtime.enter(container, {"argv": argv, "env": {}}, [write] * 3)
+    os.close(write)
+    assert "pid" in await session.line()
+    await session.line()
+    session.close()
+    with os.fdopen(read) as said:
+        return said.read()
 
 
 @contextlib.contextmanager

@@ -18,14 +18,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from moorage.host.libc import AT_FDCWD
-from moorage.node.pods import kernel, record, rootfs
+from moorage.node.pods import kernel, record, rootfs, seccomp
 from moorage.node.pods.launch import ANY, Calls, Plan, Result, errors
 
 # What container runtimes leave to a root that is not privileged, without CAP_MKNOD: they let it make devices and use a
 # control group to keep it from opening them; here it would read the disks of the host, and so the volumes of others.
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LAST_CAPABILITY = 40
+_SYS_ADMIN, _LAST_CAPABILITY = 21, 40
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _CAPABILITY_HEAD = struct.pack("=Ii", 0x20080522, 0)  # the version of the sets that follow, and whose: its own
@@ -125,6 +125,7 @@ def take_identity(plan: Plan, spec: Mapping[str, Any]) -> None:
     plan.do("umask", 0o022, text="umask")
     kept = frozenset(spec.get("capabilities", KEPT_CAPABILITIES))
     if not spec.get("privileged"):
+        seccomp.install(plan, may_make_users=_SYS_ADMIN in kept)
         plan.do("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0, text="hide from others")
         plan.do_all(_drops(kept))
     groups = spec.get("groups", [])
