@@ -487,6 +487,41 @@ async def test_the_node_of_a_block_volume_is_never_in_another_volume(bench, tmp_
     assert said == ["block special file 7,fa 440 1000", f"{block} 0"]
 
 
+TRIES_TO_CHANGE = "echo changed > {0}/key; cat {0}/key; touch {1}/new && echo written"
+
+
+def volumes(tmp_path, *names):
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "key").write_text("as it was\n")
+        yield tmp_path / name
+
+
+def at(target, source, **more):
+    return {"source": str(source), "target": target, **more}
+
+
+@pytest.mark.usefixtures("either")
+async def test_no_other_volume_turns_the_path_of_a_read_only_one_elsewhere(bench, tmp_path):
+    first, second, kept, decoy = volumes(tmp_path, "first", "second", "kept", "decoy")
+    (first / "link").symlink_to("/mnt")
+    (second / "link").symlink_to("/opt")
+    mounts = [at("/e", first), at("/opt/v", decoy), at("/e/link/v", kept, read_only_last=True), at("/e/.", second)]
+    document = spec("sh", "-c", TRIES_TO_CHANGE.format("/mnt/v", "/opt/v"), mounts=mounts)
+    assert (await bench.ran(bench.runtime(), bench.container(), document))[-2:] == ["as it was", "written"]
+    assert (kept / "key").read_text() == "as it was\n"
+
+
+@pytest.mark.usefixtures("either")
+async def test_a_read_only_volume_does_not_turn_its_own_path_elsewhere(bench, tmp_path):
+    first, kept, decoy = volumes(tmp_path, "first", "kept", "decoy")
+    (kept / "run").symlink_to("/run")  # as /var of most hosts
+    mounts = [at("/e", first), at("/run/v", decoy), at("/e/run/v/../..", kept, read_only=True)]
+    document = spec("sh", "-c", TRIES_TO_CHANGE.format("/e", "/opt"), mounts=mounts)
+    assert (await bench.ran(bench.runtime(), bench.container(), document))[-2:] == ["as it was", "written"]
+    assert (kept / "key").read_text() == "as it was\n"
+
+
 DETACHES = "import fcntl, os; fcntl.ioctl(os.open('/dev/mine', os.O_RDWR), 0x4C01, 0)"  # LOOP_CLR_FD needs no right
 
 

@@ -106,9 +106,10 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> Result:
     null = plan.get("openat", AT_FDCWD, os.devnull, os.O_RDONLY | os.O_CLOEXEC, 0, text=f"open {os.devnull}")
     for volume, tree in zip(spec["mounts"], trees, strict=True):
         _place_volume(plan, volume, tree)
-    for volume in spec["mounts"]:
+    for volume, tree in zip(spec["mounts"], trees, strict=True):
         if volume.get("read_only_last"):  # once others have been mounted in it
-            _make_read_only(plan, volume["target"], recursive=False)
+            _forbid_writing(plan, tree, volume["target"])
+            plan.do("close", tree, text="close a volume")
     for device, node in zip(spec.get("devices", []), nodes, strict=True):
         _place(plan, node, device["path"], f"make device {device['path']}")
     name = str(spec["hostname"])[:63]
@@ -122,11 +123,11 @@ def finish(plan: Plan, spec: dict[str, Any]) -> None:
     if not spec.get("privileged"):
         for path in _OF_THE_MACHINE:
             plan.do("mount", path, path, 0, kernel.MS_BIND, 0, accept=_MISSING, skip=1, text=f"keep {path}")
-            _make_read_only(plan, path, recursive=False)
+            _make_read_only(plan, path)
     if spec.get("cwd"):  # here, where it may be made whoever the program runs as
         plan.do("close", _make_directories(plan, spec["cwd"]), text=f"make directory {spec['cwd']}")
     if spec.get("read_only_root"):
-        _make_read_only(plan, "/", recursive=False)
+        _make_read_only(plan, "/")
 
 
 def _become_template(hide: Sequence[str], made: int, done: int) -> None:
@@ -212,17 +213,25 @@ def _set_attributes(plan: Plan, tree: Result, propagation: int, attributes: int 
     plan.do("mount_setattr", tree, "", flags, wanted, _ATTRIBUTES.size, text="set how mounts propagate")
 
 
-def _make_read_only(plan: Plan, path: str, *, recursive: bool) -> None:
+def _make_read_only(plan: Plan, path: str) -> None:
+    """A mount at a path that no pod has a say in."""
     wanted = plan.data(_ATTRIBUTES.pack(kernel.ATTR_RDONLY, 0, 0, 0))
-    flags = libc.AT_RECURSIVE if recursive else 0
-    plan.do("mount_setattr", AT_FDCWD, path, flags, wanted, _ATTRIBUTES.size, text=f"make {path} read-only")
+    plan.do("mount_setattr", AT_FDCWD, path, 0, wanted, _ATTRIBUTES.size, text=f"make {path} read-only")
 
 
-def _attach(plan: Plan, tree: Result, at: int | Result, path: str = "", *, text: str) -> None:
-    """Mount a tree at a path, or at a descriptor."""
+def _forbid_writing(plan: Plan, tree: Result, target: str, *, recursive: bool = False) -> None:
+    """To a volume, wherever it is mounted: its path may lead elsewhere by now, through a link in another volume."""
+    wanted = plan.data(_ATTRIBUTES.pack(kernel.ATTR_RDONLY, 0, 0, 0))
+    flags = libc.AT_EMPTY_PATH | (libc.AT_RECURSIVE if recursive else 0)
+    plan.do("mount_setattr", tree, "", flags, wanted, _ATTRIBUTES.size, text=f"make {target} read-only")
+
+
+def _attach(plan: Plan, tree: Result, at: int | Result, path: str = "", *, text: str, keep: bool = False) -> None:
+    """Mount a tree at a path, or at a descriptor. Its own descriptor is closed, unless it is to be kept."""
     flags = libc.FROM_EMPTY_PATH | (0 if path else _TO_EMPTY_PATH)
     plan.do("move_mount", tree, "", at, path, flags, text=text)
-    plan.do("close", tree, text=text)
+    if not keep:
+        plan.do("close", tree, text=text)
 
 
 def open_inside(plan: Plan, base: int | Result, path: str, flags: int, text: str) -> Result:
@@ -288,12 +297,12 @@ def _open_beneath(plan: Plan, base: Result, parts: list[str], flags: int, text: 
 
 def _place_volume(plan: Plan, volume: dict[str, Any], tree: Result) -> None:
     target = volume["target"]
-    _place(plan, tree, target, f"mount volume at {target}")
     if volume.get("read_only"):
-        _make_read_only(plan, target, recursive=bool(volume.get("recursive_read_only")))
+        _forbid_writing(plan, tree, target, recursive=bool(volume.get("recursive_read_only")))
+    _place(plan, tree, target, f"mount volume at {target}", keep=bool(volume.get("read_only_last")))
 
 
-def _place(plan: Plan, tree: Result, target: str, text: str) -> None:
+def _place(plan: Plan, tree: Result, target: str, text: str, *, keep: bool = False) -> None:
     """Mount what may be a directory or a file."""
     directory, name = _make_directories(plan, os.path.dirname(target)), os.path.basename(target) or "."
     # Not asked with faccessat: a server may refuse root that, and take the pod's user all the same.
@@ -301,7 +310,7 @@ def _place(plan: Plan, tree: Result, target: str, text: str) -> None:
     plan.do("mkdirat", directory, name, 0o755, accept=_EXISTS, text=text)
     plan.do("mknodat", directory, name, stat.S_IFREG | 0o644, 0, accept=_EXISTS, text=text)
     place = open_inside(plan, directory, name, 0, text)
-    _attach(plan, tree, place, text=text)
+    _attach(plan, tree, place, text=text, keep=keep)
     for fd in (place, directory):
         plan.do("close", fd, text=text)
 
