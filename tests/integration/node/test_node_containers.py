@@ -260,7 +260,7 @@ async def test_nothing_is_left_of_one_that_sees_the_processes_of_the_host(bench,
         runtime, container = bench.runtime(), bench.container()
         document = spec("sh", "-c", "setsid sleep 1000 & echo $!; exec sleep 1000", host_pid=True, cgroups=[str(group)])
         await runtime.start(container, document)
-        while not container.log.exists():
+        while not container.log.exists() or not container.log.read_text().endswith("\n"):
             await asyncio.sleep(0.01)
         left = int(container.log.read_text().split()[-1])
         bench.pids.add(left)
