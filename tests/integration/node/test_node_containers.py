@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -569,6 +570,25 @@ async def entered(runtime, container, *argv):
     session.close()
     with os.fdopen(read) as said:
         return said.read()
+
+
+SESSION_KEYRING = "import ctypes; print(ctypes.CDLL(None).syscall({number}, 0, -3, 1))"  # KEYCTL_GET_KEYRING_ID
+
+
+@pytest.mark.usefixtures("either")
+async def test_the_keys_of_the_agents_session_are_not_in_containers(bench):
+    number = {"x86_64": 250}.get(os.uname().machine, 219)
+    script = SESSION_KEYRING.format(number=number)
+    own = ctypes.CDLL(None).syscall(number, 0, -3, 1)  # made, if there is none yet
+    runtime, container = bench.runtime(), bench.container()
+    await runtime.start(container, spec("sleep", "1000"))
+    found = [
+        await outcome(bench, spec("python3", "-c", script, **more), runtime) for more in ({}, {"privileged": True})
+    ]
+    found.append(await entered(runtime, container, "python3", "-c", script))
+    keyrings = [int(one) for one in found]
+    assert all(one > 0 for one in keyrings)
+    assert len({own, *keyrings}) == 4
 
 
 @contextlib.contextmanager

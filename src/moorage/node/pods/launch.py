@@ -28,10 +28,10 @@ _NUMBERS = {
     "execve": (59, 221), "chdir": (80, 49), "fchdir": (81, 50), "umask": (95, 166), "setuid": (105, 146),
     "setgid": (106, 144), "setsid": (112, 157), "setgroups": (116, 159), "capset": (126, 91), "pivot_root": (155, 41),
     "prctl": (157, 167), "mount": (165, 40), "umount2": (166, 39), "sethostname": (170, 161), "exit_group": (231, 94),
-    "openat": (257, 56), "mkdirat": (258, 34), "mknodat": (259, 33), "fchownat": (260, 54), "unlinkat": (263, 35),
-    "ppoll": (271, 73), "unshare": (272, 97), "dup3": (292, 24), "prlimit64": (302, 261), "setns": (308, 268),
-    "seccomp": (317, 277), "open_tree": (428, 428), "move_mount": (429, 429), "close_range": (436, 436),
-    "openat2": (437, 437), "mount_setattr": (442, 442),
+    "keyctl": (250, 219), "openat": (257, 56), "mkdirat": (258, 34), "mknodat": (259, 33), "fchownat": (260, 54),
+    "unlinkat": (263, 35), "ppoll": (271, 73), "unshare": (272, 97), "dup3": (292, 24), "prlimit64": (302, 261),
+    "setns": (308, 268), "seccomp": (317, 277), "open_tree": (428, 428), "move_mount": (429, 429),
+    "close_range": (436, 436), "openat2": (437, 437), "mount_setattr": (442, 442),
 }  # fmt: skip
 _CALL = {name: numbers[os.uname().machine != "x86_64"] for name, numbers in _NUMBERS.items()}
 # As in launch.c.

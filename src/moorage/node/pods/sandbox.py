@@ -28,11 +28,13 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYS_ADMIN, _LAST_CAPABILITY = 21, 40
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 _CAPABILITY_HEAD = struct.pack("=Ii", 0x20080522, 0)  # the version of the sets that follow, and whose: its own
 _DEFAULT_ACTION = bytes(32)
 _SPAWN_IGNORES = (32, 33)  # the C library's own, in whatever it spawns
 _NO_WAIT = bytes(16)
 _UNKNOWN = errors(errno.EINVAL)
+_NO_KEYS = errors(errno.ENOSYS)
 _NOT_FOUND = errors(errno.ENOENT, errno.ENOTDIR)
 _LEFT_ALONE = "the process that starts containers went away"
 
@@ -124,6 +126,8 @@ def take_identity(plan: Plan, spec: Mapping[str, Any]) -> None:
     but nobody else who has these may look at the process before that."""
     plan.do("umask", 0o022, text="umask")
     kept = frozenset(spec.get("capabilities", KEPT_CAPABILITIES))
+    # A new one without a name. The agent's own may hold keys, of its login or of filesystems.
+    plan.do("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0, accept=_NO_KEYS, text="take a keyring")
     if not spec.get("privileged"):
         seccomp.install(plan, may_make_users=_SYS_ADMIN in kept)
         plan.do("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0, text="hide from others")
