@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import tracemalloc
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.host.libc import AT_FDCWD
-from moorage.node.pods import sandbox
+from moorage.node.pods import rootfs, sandbox
 from moorage.node.pods.launch import ANY, PROGRAM, Calls, Launcher, Unusable, errors
 
 NOBODY = 65534
@@ -215,6 +216,43 @@ def test_a_zero_byte_is_refused(launcher):
 def test_more_than_could_be_executed_is_refused(launcher):
     with pytest.raises(Unusable, match="bytes"):
         run(launcher, lambda plan: shell(plan, "true", A="x" * (1 << 24)))
+
+
+LONG = "/a" * 100_000
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"cwd": LONG},
+        {"mounts": [{"source": "/", "target": LONG}]},
+        {"mounts": [{"source": "/", "target": "/v", "sub_path": LONG}]},
+        {"devices": [{"path": LONG, "number": 0}]},
+        {"env": {"PATH": ":".join("/a" for _ in range(100_000))}},
+    ],
+)
+def test_what_is_too_long_is_refused_before_it_takes_the_memory(more):
+    spec = {"argv": ["true"], "env": {}, "hostname": "h", "mounts": [], **more}
+    origin = sandbox.Origin(0, 0, (1, 1), b"0", ())
+    plan = forked().plan(2, go=0, template=0, origin=0, out=1, err=2)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unusable, match="more than the 16777216 bytes"):
+            sandbox.write(plan, spec, rootfs.Template(0, []), origin)
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_said_of_a_long_path_does_not_take_the_square_of_its_length():
+    spec = {"argv": ["true"], "env": {}, "hostname": "h", "mounts": [], "cwd": "/a" * 20_000}
+    plan = forked().plan(2)
+    tracemalloc.start()
+    try:
+        rootfs.finish(plan, spec)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20  # 400 MB of texts
+    finally:
+        tracemalloc.stop()
 
 
 NOT_RUNNING = [(b"\x7fELF of another machine", 0o755), (b"", 0o755), (b"#!/bin/false\n", 0o755), (b"x", 0o644)]

@@ -113,19 +113,14 @@ class Plan:
     def data(self, content: bytes) -> int:
         """The address at which the new process finds it."""
         self._data += bytes(-len(self._data) % _WORD)
-        address = self._base + len(self._data)
-        self._data += content
-        return address
+        return self._put(content)
 
     def text(self, text: str | bytes) -> int:
         """The address of a text, as the kernel takes it."""
         content = os.fsencode(text)
         if 0 in content:
             raise Unusable(f"a zero byte is in {text!r}")
-        address = self._base + len(self._data)
-        self._data += content
-        self._data.append(0)
-        return address
+        return self._put(content + b"\0")
 
     def vector(self, texts: Iterable[str]) -> int:
         """The address of addresses of texts, as a program takes its arguments."""
@@ -136,8 +131,6 @@ class Plan:
         """The whole, as it lies in memory."""
         steps = self.data(array.array("q", self.steps).tobytes())
         _HEAD.pack_into(self._data, 0, steps, len(self))
-        if len(self._data) > _ROOM:
-            raise Unusable(f"arguments and environment take {len(self._data)} bytes; at most {_ROOM} are possible")
         return bytes(self._data)
 
     def failure(self, told: bytes) -> Failure:
@@ -147,6 +140,17 @@ class Plan:
             return Failure(step, "the process that becomes the program could not read what to do")
         reason = f": {self.words.get(number) or os.strerror(number)}" if number else ""
         return Failure(step, f"{self._texts[step]}{reason}")
+
+    def _put(self, content: bytes) -> int:
+        address = self._base + len(self._data)
+        self._data += content
+        self._keep_within(len(self._data))
+        return address
+
+    def _keep_within(self, size: int) -> None:
+        """Asked while a plan is made: who wants too much must not be given the memory first."""
+        if size > _ROOM:
+            raise Unusable(f"paths, arguments and environment take more than the {_ROOM} bytes that are possible")
 
     def _add(
         self,
@@ -169,6 +173,7 @@ class Plan:
                 step[place] = self.text(argument)
         self.steps += step
         self._texts.append(text)
+        self._keep_within(len(self._data) + _WORD * len(self.steps))
 
 
 class Calls(NamedTuple):

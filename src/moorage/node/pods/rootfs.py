@@ -244,10 +244,8 @@ def open_inside(plan: Plan, base: int | Result, path: str, flags: int, text: str
 def _make_directories(plan: Plan, path: str) -> Result:
     """The directory at a path, made if it is missing, as those above it are. What is there stays as it is."""
     at = open_inside(plan, AT_FDCWD, "/", os.O_DIRECTORY, "open /")
-    done = ""
+    text = f"make directory {path}"  # one for all: each part of the path on its own would take the square of its length
     for name in filter(None, path.split("/")):
-        done += f"/{name}"
-        text = f"make directory {done}"
         plan.do("mkdirat", at, name, 0o755, accept=_EXISTS, text=text)
         below = open_inside(plan, at, name, os.O_DIRECTORY, text)
         plan.do("close", at, text=text)
