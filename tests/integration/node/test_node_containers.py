@@ -363,6 +363,17 @@ async def test_root_without_privileges_reaches_no_disk_and_no_setting_of_the_mac
     assert Path("/proc/sys/kernel/core_pattern").read_text() == pattern
 
 
+async def test_what_proc_has_of_the_machine_is_read_only_without_privileges(bench):
+    names = ("sys", "sysrq-trigger", "irq", "bus", "fs", "scsi", "acpi", "asound", "dynamic_debug")
+    there = [f"/proc/{name}" for name in names if os.path.exists(f"/proc/{name}")]
+    assert "/proc/fs" in there
+    script = "import os, sys; print(*(path for path in sys.argv[1:] if not os.statvfs(path).f_flag & os.ST_RDONLY))"
+    runtime = bench.runtime()
+    document = spec("python3", "-c", script, *there, "/proc/self")
+    assert await outcome(bench, document, runtime) == "/proc/self"
+    assert await outcome(bench, {**document, "privileged": True}, runtime) == " ".join([*there, "/proc/self"])
+
+
 async def outcome(bench, document, runtime=None):
     """What a program said, or why there was none."""
     container = bench.container(uuid.uuid4().hex)

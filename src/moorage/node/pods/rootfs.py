@@ -31,7 +31,9 @@ _EMPTY = (("tmp", 0o1777), ("var/tmp", 0o1777), ("run", 0o755))  # what others l
 _OPAQUE = "trusted.overlay.opaque"
 _PROPAGATION = {"HostToContainer": kernel.MS_SLAVE, "Bidirectional": kernel.MS_SHARED}
 _PLACE = "/proc"  # a directory that every root has, to mount on before the root is changed
-_OF_THE_MACHINE = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")  # not of the container alone
+_OF_THE_MACHINE = tuple(  # not of the container alone; a kernel need not have them all
+    f"/proc/{name}" for name in ("sys", "sysrq-trigger", "irq", "bus", "fs", "scsi", "acpi", "asound", "dynamic_debug")
+)
 _HARMLESS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _TO_EMPTY_PATH = 0x40  # of move_mount
 _ATTRIBUTES = struct.Struct("=QQQQ")  # to set, to clear, propagation, and a user namespace
