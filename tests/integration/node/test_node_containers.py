@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from moorage.host import loop
+from moorage.host import loop, mountinfo
 from moorage.node.pods import launch, record
 from moorage.node.pods import runtime as module
-from moorage.node.pods.cgroups import find_hierarchies
+from moorage.node.pods.remains import groups_of
 from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
 from moorage.node.pods.sandbox import KEPT_CAPABILITIES
 from moorage.node.removal import remove_tree
@@ -252,30 +252,45 @@ async def test_the_next_agent_ends_one_that_has_lost_its_supervisor(bench, monke
     assert not lives(pid)
 
 
+@pytest.fixture(params=["cgroup", "cgroup2"])
+async def group(request):
+    """A control group of its own, of either version."""
+    found = [mount for mount in mountinfo.mounts() if mount.fstype == request.param]
+    if not found:
+        pytest.skip(f"no {request.param} is mounted")
+    made = Path(found[0].target) / f"moorage-test-{uuid.uuid4().hex}"
+    made.mkdir()
+    yield made
+    for directory in reversed(groups_of(str(made))):
+        async with asyncio.timeout(10):
+            while Path(directory, "cgroup.procs").read_text():
+                await asyncio.sleep(0.01)
+        os.rmdir(directory)
+
+
 @pytest.mark.parametrize("is_supervised", [True, False])
-async def test_nothing_is_left_of_one_that_sees_the_processes_of_the_host(bench, is_supervised):
-    hierarchy = next(path for version, path in find_hierarchies() if version == 1)
-    group = hierarchy / f"moorage-test-{uuid.uuid4().hex}"
-    group.mkdir()
-    try:
-        runtime, container = bench.runtime(), bench.container()
-        document = spec("sh", "-c", "setsid sleep 1000 & echo $!; exec sleep 1000", host_pid=True, cgroups=[str(group)])
-        await runtime.start(container, document)
-        while not container.log.exists() or not container.log.read_text().endswith("\n"):
-            await asyncio.sleep(0.01)
-        left = int(container.log.read_text().split()[-1])
-        bench.pids.add(left)
-        if is_supervised:
-            runtime.kill(container)
-        else:
-            os.kill(runtime._supervisor.pid, 9)
-        while container.is_running:
-            await asyncio.sleep(0.01)
-        assert not lives(left)
-    finally:
-        while (group / "cgroup.procs").read_text():
-            await asyncio.sleep(0.01)
-        group.rmdir()
+@pytest.mark.parametrize("inner", ["", "/a", "/a" * 1100])
+async def test_nothing_is_left_of_one_that_sees_the_processes_of_the_host(group, bench, is_supervised, inner):
+    """Nor of what it has put into control groups that it has made itself."""
+    for depth in range(2, len(inner) + 1, 2):
+        os.mkdir(f"{group}{inner[:depth]}")
+    runtime, container = bench.runtime(), bench.container()
+    script = f"sh -c 'echo 0 > /group{inner}/cgroup.procs; echo $$; exec setsid sleep 1000' & exec sleep 1000"
+    mounts = [{"source": str(group), "target": "/group"}]
+    document = spec("sh", "-c", script, host_pid=True, privileged=True, cgroups=[str(group)], mounts=mounts)
+    await runtime.start(container, document)
+    while not container.log.exists() or not container.log.read_text().endswith("\n"):
+        await asyncio.sleep(0.01)
+    left = int(container.log.read_text().split()[-1])
+    bench.pids.add(left)
+    assert str(left) in Path(f"{group}{inner}/cgroup.procs").read_text().split()
+    if is_supervised:
+        runtime.kill(container)
+    else:
+        os.kill(runtime._supervisor.pid, 9)
+    while container.is_running:
+        await asyncio.sleep(0.01)
+    assert not lives(left)
 
 
 @pytest.mark.usefixtures("either")

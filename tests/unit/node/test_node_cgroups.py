@@ -1,5 +1,6 @@
 """Control groups of pods, on trees that look like those of a kernel."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,6 +140,17 @@ def test_groups_go_with_their_pod_and_the_level_of_the_node_with_the_last(tmp_pa
     groups.prepare(pod())
     groups.remove("u")
     assert groups.of("u", "a") == []
+    groups.remove_own()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_go_however_many_a_container_has_made_in_one_another(tmp_path):
+    groups = Cgroups("n1", [(1, tmp_path)])
+    groups.prepare(pod())
+    inner = tmp_path / "kubepods/n1/podu/a"
+    for directory in [f"{inner}{'/b' * depth}" for depth in range(1, 1200)]:
+        os.mkdir(directory)
+    groups.remove("u")
     groups.remove_own()
     assert list(tmp_path.iterdir()) == []
 

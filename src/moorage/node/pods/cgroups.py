@@ -15,6 +15,7 @@ from moorage.host import mountinfo
 from moorage.kube.objects.core import Pod
 from moorage.kube.quantity import BadQuantity, Quantity
 from moorage.log import get_logger
+from moorage.node.pods import remains
 from moorage.node.pods.weights import Weights
 
 log = get_logger(__name__)
@@ -81,9 +82,11 @@ class Cgroups:
     def remove(self, uid: str) -> None:
         """Remove the pod's groups; one that still holds a process is left and said so."""
         for _, root in self._hierarchies:
-            for directory, _, _ in os.walk(self._pod(root, uid), topdown=False):
+            for directory in reversed(remains.groups_of(self._pod(root, uid))):
                 try:
                     os.rmdir(directory)
+                except FileNotFoundError:
+                    continue
                 except OSError as error:
                     log.debug("cgroup is left behind", path=directory, reason=str(error))
         for root, weights in self._weights.items():
