@@ -11,6 +11,7 @@ from moorage.kube.objects.core import Pod
 from moorage.kube.quantity import Quantity
 from moorage.node.pods import cgroups
 from moorage.node.pods.cgroups import Cgroups
+from moorage.node.removal import remove_tree
 
 
 def pod(**limits):
@@ -150,9 +151,12 @@ def test_groups_go_however_many_a_container_has_made_in_one_another(tmp_path):
     inner = tmp_path / "kubepods/n1/podu/a"
     for directory in [f"{inner}{'/b' * depth}" for depth in range(1, 1200)]:
         os.mkdir(directory)
-    groups.remove("u")
-    groups.remove_own()
-    assert list(tmp_path.iterdir()) == []
+    try:
+        groups.remove("u")
+        groups.remove_own()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        remove_tree(tmp_path / "kubepods")  # pytest could not
 
 
 def test_a_machine_without_control_groups_runs_pods_all_the_same():
