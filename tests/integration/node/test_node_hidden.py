@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -90,6 +91,50 @@ async def test_what_one_container_does_to_its_devices_is_not_seen_in_another(tmp
     assert second.count("600") == 0
     assert len(second) == len(first) + 1
     assert stat.S_IMODE(Path("/dev/null").stat().st_mode) == 0o666
+
+
+async def test_device_nodes_in_the_root_of_the_host_are_of_no_use(tmp_path, outside):
+    os.mknod(outside / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    (outside / "zero").chmod(0o666)
+    script = f"head -c 1 {outside}/zero | wc -c"
+    assert (await said(tmp_path, [], "sh", "-c", script))[-1] == "0"
+    assert (await said(tmp_path / "p", [], "sh", "-c", script, privileged=True))[-1] == "1"
+
+
+@pytest.fixture
+def below_dev():
+    """A file that the host's root has in /dev, where another filesystem lies over it."""
+    name = f"moorage-test-{os.getpid()}"
+
+    def below(command):
+        script = f"mount --bind / /mnt && {command} /mnt/dev/{name}"
+        subprocess.run(["unshare", "--mount", "sh", "-c", script], check=True)
+
+    below("touch")
+    yield name
+    below("rm")
+
+
+async def test_what_lies_below_the_devices_of_the_host_is_not_seen(tmp_path, below_dev):
+    assert not os.path.exists(f"/dev/{below_dev}")
+    names = await said(tmp_path, [], "ls", "/dev")
+    assert {"null", "zero", "pts", "shm"} < set(names)
+    assert below_dev not in names
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_a_container_has_devices_of_its_own_wherever_it_may_write(tmp_path, read_only):
+    script = """
+        echo x > /dev/null && head -c 1 /dev/zero /dev/random /dev/urandom > /dev/null && echo usable
+        echo x > /dev/full || echo full
+        python3 -c 'import os; os.openpty(); open("/dev/ptmx").close()' && echo terminals
+        touch /dev/shm/x && echo shared
+        touch /dev/x && echo written
+        true
+    """
+    found = await said(tmp_path, [], "sh", "-c", script, read_only_root=read_only)
+    words = [line for line in found if " " not in line]
+    assert words == ["usable", "full", "terminals", "shared", *([] if read_only else ["written"])]
 
 
 async def test_signals_that_the_agent_ignores_or_blocks_reach_a_program(tmp_path):

@@ -79,7 +79,7 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> Result:
     trees = [_tree_of(plan, volume) for volume in spec["mounts"]]  # taken here, where the host's mounts are
     system = _tree_at(plan, "/sys")
     _set_attributes(plan, system, kernel.MS_PRIVATE, 0 if spec.get("privileged") else kernel.ATTR_RDONLY)
-    devices = _tree_at(plan, "/dev") if spec.get("privileged") else None
+    host_devices = _tree_at(plan, "/dev") if spec.get("privileged") else None
     plan.do("setns", plan.at["template"], kernel.CLONE_NEWNS, text="enter the template")
     kinds = kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | (0 if spec.get("host_ipc") else kernel.CLONE_NEWIPC)
     plan.do("unshare", kinds, text="unshare")
@@ -89,15 +89,16 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> Result:
     for name in ("upper", "work", "root"):
         plan.do("mkdirat", AT_FDCWD, name, 0o755, text=f"make {name}")
     nodes = [_node_of(plan, device, f"device{number}") for number, device in enumerate(spec.get("devices", []))]
-    _mount(plan, "moorage-root", "root", "overlay", 0, _LAYERS)
+    _mount(plan, "moorage-root", "root", "overlay", kernel.MS_NODEV if host_devices is None else 0, _LAYERS)
     _change_to(plan, "root")
     for name, mode in template.uncovered:
         _mount(plan, "moorage-hidden", name, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode={mode:o}")
     _attach(plan, system, AT_FDCWD, "sys", text="mount /sys")
-    if devices is not None:
-        _set_attributes(plan, devices, kernel.MS_PRIVATE)
-        _attach(plan, devices, AT_FDCWD, "dev", text="mount /dev")
+    if host_devices is not None:
+        _set_attributes(plan, host_devices, kernel.MS_PRIVATE)
+        _attach(plan, host_devices, AT_FDCWD, "dev", text="mount /dev")
     else:
+        devices = _own_devices(plan)
         options = "newinstance,ptmxmode=0666,mode=0620,gid=5"
         _mount(plan, "devpts", "dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
         if spec.get("read_only_root"):
@@ -114,6 +115,8 @@ def enter(plan: Plan, spec: dict[str, Any], template: Template) -> Result:
             plan.do("close", tree, text="close a volume")
     for device, node in zip(spec.get("devices", []), nodes, strict=True):
         _place(plan, node, device["path"], f"make device {device['path']}")
+    if spec.get("read_only_root") and host_devices is None:
+        _forbid_writing(plan, devices, "/dev")
     name = str(spec["hostname"])[:63]
     plan.do("sethostname", name, len(os.fsencode(name)), text="set the host name")
     return null
@@ -152,10 +155,20 @@ def _become_template(hide: Sequence[str], made: int, done: int) -> None:
         os._exit(0)
 
 
+def _own_devices(plan: Plan) -> Result:
+    """The same directory as a mount of its own, where device nodes are of use: in the rest of the root, which is the
+    host's, they are not. Its descriptor stays open."""
+    devices = plan.get("open_tree", AT_FDCWD, "dev", libc.OPEN_TREE_CLONE | os.O_CLOEXEC, text="open /dev")
+    wanted = plan.data(_ATTRIBUTES.pack(0, kernel.ATTR_NODEV, 0, 0))
+    plan.do("mount_setattr", devices, "", libc.AT_EMPTY_PATH, wanted, _ATTRIBUTES.size, text="allow devices in /dev")
+    _attach(plan, devices, AT_FDCWD, "dev", text="mount /dev", keep=True)
+    return devices
+
+
 def _furnish(hide: Sequence[str]) -> list[tuple[str, int]]:
     """In the working directory. Returns the places that must be mounted over instead."""
     for name in ("proc", "sys", "dev"):
-        os.mkdir(name, 0o755)
+        _hide(name, 0o755)  # what the host's root has there lies below mounts of the host, and is for nobody
     for name, (major, minor) in _DEVICES.items():
         os.mknod(f"dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
     for name, mode in (("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o755)):
