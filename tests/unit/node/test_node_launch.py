@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.host.libc import AT_FDCWD
-from moorage.node.pods import rootfs, sandbox
+from moorage.node.pods import rootfs, sandbox, seccomp
 from moorage.node.pods.launch import ANY, PROGRAM, Calls, Launcher, Unusable, errors
 
 NOBODY = 65534
@@ -348,6 +348,19 @@ def test_the_last_steps_to_a_program_are_made_with_its_rights_and_out_of_sight(l
         "CapInh": 0, "CapPrm": kept, "CapEff": kept, "CapAmb": 0,
     }  # fmt: skip
     assert "Permission denied" in looked.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_kernel_without_filters_of_system_calls_starts_programs_all_the_same(launcher, monkeypatch, is_known):
+    if not is_known:
+        monkeypatch.setattr(seccomp, "_SET_MODE_FILTER", 999)  # which no kernel knows
+
+    def write(plan):
+        sandbox.take_identity(plan, {})
+        shell(plan, "grep ^Seccomp: /proc/self/status")
+
+    assert run(launcher, write) == (0, f"Seccomp:\t{2 if is_known else 0}\n")
 
 
 NAMES = st.sampled_from(["a", "b", "a/c", "b/c"])
