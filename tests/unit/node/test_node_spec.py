@@ -147,6 +147,18 @@ async def test_a_container_without_a_command_cannot_be_made(tmp_path):
     assert raised.value.reason == "CreateContainerError"
 
 
+async def test_of_a_secret_no_more_is_read_than_the_variable_needs(tmp_path, monkeypatch):
+    """It may have a megabyte, and a thousand variables that are of one of its keys each."""
+    held = Secret(data={"p": base64.b64encode(b"pass").decode(), "q": "x"})  # which nobody can read
+
+    async def shared(_self, _kind, _name, _pod):
+        return held
+
+    monkeypatch.setattr(Objects, "shared", shared)
+    found = await made(tmp_path, env=[from_(secretKeyRef={"name": "sec", "key": "p"})])
+    assert found["env"]["X"] == "pass"
+
+
 async def test_later_sources_win_and_single_variables_win_over_whole_maps(tmp_path):
     sources = [
         {"configMapRef": {"name": "cfg"}},

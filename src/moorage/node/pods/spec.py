@@ -281,7 +281,8 @@ class SpecMaker:
         for key, kind in (("configMapRef", ConfigMap), ("secretRef", Secret)):
             reference = source.get(key)
             if reference:
-                return await self._data(pod, kind, str(reference.get("name")), bool(reference.get("optional")))
+                data = await self._data(pod, kind, str(reference.get("name")), bool(reference.get("optional")))
+                return {name: _text(kind, held) for name, held in data.items()}
         raise _unknown("envFrom", source)
 
     async def _value_from(self, pod: Pod, container: Container, held: Mapping[str, Any]) -> str | None:
@@ -303,19 +304,25 @@ class SpecMaker:
                         "CreateContainerConfigError",
                         f"couldn't find key {name} in {kind.__name__} {pod.namespace}/{reference.get('name')}",
                     )
-                return data.get(name)
+                return _text(kind, data[name]) if name in data else None
         raise _unknown("valueFrom", held)
 
-    async def _data(self, pod: Pod, kind: type[ConfigMap] | type[Secret], name: str, optional: bool) -> dict[str, str]:
+    async def _data(
+        self, pod: Pod, kind: type[ConfigMap] | type[Secret], name: str, optional: bool
+    ) -> Mapping[str, str]:
+        """As the object has it. Thousands of variables may be of one object: each takes no more than its own of it."""
         found = await self._fetch.shared(kind, name, pod)
         if found is None:
             if optional:
                 return {}
             shown = kind.__name__.lower()
             raise BadContainer("CreateContainerConfigError", f'{shown} "{name}" not found')
-        if kind is Secret:
-            return {key: base64.b64decode(value).decode(errors="replace") for key, value in found.data.items()}
-        return dict(found.data)
+        data: Mapping[str, str] = found.data
+        return data
+
+
+def _text(kind: type[ConfigMap] | type[Secret], held: str) -> str:
+    return base64.b64decode(held).decode(errors="replace") if kind is Secret else held
 
 
 def _unknown(where: str, source: Mapping[str, Any]) -> BadContainer:
