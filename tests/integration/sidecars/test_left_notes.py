@@ -12,6 +12,7 @@ import pytest
 
 from moorage.kube.objects import Lease, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.core import VolumeStatus
+from moorage.kube.objects.meta import Meta
 from moorage.sidecars.provisioner import journal
 from moorage.sidecars.provisioner.claims import ClaimWorker
 from moorage.sidecars.roles import Role
@@ -207,7 +208,7 @@ async def test_a_volume_that_only_seems_bound_does_not_end_an_attempt(pair, monk
     await pair.remove_claim()
     await pair.lab.kill(first)
     pair.lab.driver.chooser = None
-    bound = PersistentVolume(status=VolumeStatus(phase="Bound"))
+    bound = PersistentVolume(metadata=Meta(name="pv-gone"), status=VolumeStatus(phase="Bound"))
     asked = []
 
     def saved(worker, uid):
