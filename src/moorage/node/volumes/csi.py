@@ -122,8 +122,8 @@ class FilesystemMounter:
         """How often the driver will have been asked to publish this. Some drivers count that, and do not unstage before
         they were asked as often to undo it: so it counts when one is asked again because its mount is gone."""
         times = metadata.times_published(_read_or_none(directory))
-        if state is State.MOUNTED or target in self._asked_again or _is_mounted(target):
-            return times
+        if state is State.MOUNTED or target in self._asked_again or mountinfo.is_mounted(target):
+            return times  # asked of the path: what hangs there has been looked for just before
         self._asked_again.add(target)
         return times + 1
 
