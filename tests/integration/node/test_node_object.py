@@ -112,7 +112,8 @@ async def test_a_stopped_agent_leaves_a_node_that_is_not_ready_since_then(lab):
 @pytest.mark.parametrize("conditions", [[{"type": "Ready", "status": "Unknown"}], None])
 async def test_a_node_that_others_take_for_lost_says_at_once_that_it_is_not(lab, conditions):
     await lab.start_agent()
-    await lab.client.patch(Node, "n1", {"status": {"conditions": conditions}}, subresource="status")
+    lost = await lab.client.patch(Node, "n1", {"status": {"conditions": conditions}}, subresource="status")
+    assert not lost.is_ready
 
     async def ready():
         return (await lab.client.get(Node, "n1")).is_ready
