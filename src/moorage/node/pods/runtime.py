@@ -559,9 +559,12 @@ def _first_process(state: Mapping[str, Any]) -> int:
 
 
 def _is_attended(state: Mapping[str, Any]) -> bool:
-    """Whether the container's first process is there, maybe as a zombie, as a child of the process that started it."""
+    """Whether the container's first process is there, maybe as a zombie, as a child of the process that started it. Its
+    number may have become that of another container there; states of earlier versions do not tell."""
     try:
-        return parent_of(int(state["pid"])) == state["shim"] and _is_supervised(state)
+        pid = int(state["pid"])
+        is_itself = "start" not in state or start_ticks(pid) == state["start"]
+        return is_itself and parent_of(pid) == state["shim"] and _is_supervised(state)
     except (*_GONE, KeyError, ValueError, IndexError):
         return False
 

@@ -1,6 +1,7 @@
 """What runs, runs once, is known again and is ended whole."""
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -60,8 +61,9 @@ async def test_a_fork_that_hangs_holds_up_no_other(bench, monkeypatch):
 
 @pytest.mark.parametrize("is_removed", [False, True])
 async def test_a_start_that_was_given_up_never_runs(bench, monkeypatch, is_removed):
-    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
     runtime, container, hanging = bench.runtime(), bench.container(), bench.hanging()
+    await runtime.start(bench.container("before"), bench.spec("true"))  # its supervisor takes time to come up
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
     with pytest.raises(ContainerFailed, match="did not start"):
         await runtime.start(container, bench.spec("sleep", "1000", cgroups=[str(hanging)]))
     pid = bench.pid_of(container)
@@ -69,7 +71,8 @@ async def test_a_start_that_was_given_up_never_runs(bench, monkeypatch, is_remov
         remove_tree(container.directory)
     with bench.answering(hanging):
         while bench.lives(pid):
-            assert b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is over since
+                assert b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes()
             await asyncio.sleep(0.01)
 
 
@@ -110,6 +113,17 @@ async def test_a_process_of_another_boot_is_not_taken_for_a_container(bench):
             assert bystander.poll() is None
         finally:
             bystander.kill()
+
+
+async def test_another_container_that_has_its_number_is_not_taken_for_it(bench):
+    first, other, runtime = bench.container(), bench.container("b"), bench.runtime()
+    await runtime.start(first, bench.spec("sleep", "1000"))
+    other.directory.mkdir(parents=True)
+    (other.directory / "spec.json").write_text("{}")
+    record.write(str(other.directory / "state.json"), {**first.state, "start": first.state["start"] - 1})
+    assert bench.runtime().find(other)
+    assert other.is_ended
+    assert first.is_running
 
 
 async def test_the_end_of_an_earlier_attempt_ends_nothing_of_the_later_one(bench, monkeypatch):
