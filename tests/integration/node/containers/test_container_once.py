@@ -141,10 +141,11 @@ async def test_the_end_of_an_earlier_attempt_ends_nothing_of_the_later_one(bench
 
 
 async def test_the_next_agent_does_not_wait_for_a_start_that_was_given_up(bench, monkeypatch):
+    runtime, container, hanging = bench.runtime(), bench.container(), bench.hanging()
+    await runtime.start(bench.container("before"), bench.spec("true"))  # its supervisor takes time to come up
     monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
-    container, hanging = bench.container(), bench.hanging()
     with pytest.raises(ContainerFailed):
-        await bench.runtime().start(container, bench.spec("sleep", "1000", cgroups=[str(hanging)]))
+        await runtime.start(container, bench.spec("sleep", "1000", cgroups=[str(hanging)]))
     waited = []
     monkeypatch.setattr(module, "_wait_for_start", lambda *_: waited.append(1))
     found = bench.container()

@@ -106,8 +106,9 @@ async def test_how_one_has_ended_is_read_when_there_are_descriptors_again(bench)
 
 
 async def test_a_start_is_given_up_without_descriptors_too(bench, monkeypatch):
-    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
     runtime, container, hanging = bench.runtime(), bench.container(), bench.hanging()
+    await runtime.start(bench.container("before"), bench.spec("true"))  # its supervisor takes time to come up
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.5)
     starting = asyncio.create_task(runtime.start(container, bench.spec("sleep", "1000", cgroups=[str(hanging)])))
     await until((container.directory / "state.json").exists)
     pid = bench.pid_of(container)
@@ -121,9 +122,9 @@ async def test_a_start_is_given_up_without_descriptors_too(bench, monkeypatch):
 
 
 async def test_messages_that_a_supervisor_never_takes_hold_up_no_later_ones(bench, monkeypatch):
-    monkeypatch.setattr(module, "_START_TIMEOUT_S", 1.0)
     runtime, first = bench.runtime(), bench.container("first")
     await runtime.start(first, bench.spec("sleep", "1000"))
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 1.0)
     supervisor = runtime._supervisor.pid
     os.kill(supervisor, signal.SIGSTOP)
     sessions = []
@@ -137,6 +138,7 @@ async def test_messages_that_a_supervisor_never_takes_hold_up_no_later_ones(benc
                     await runtime.start(bench.container("x"), bench.spec("sleep", "1000"))
                 await asyncio.wait(sessions)
                 second = bench.container("y")
+                monkeypatch.setattr(module, "_START_TIMEOUT_S", 30.0)
                 await runtime.start(second, bench.spec("sleep", "1000"))
         assert second.is_running
         assert runtime._supervisor.pid != supervisor
