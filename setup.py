@@ -1,4 +1,4 @@
-"""The one part of Moorage that is compiled, if the machine has a C compiler: see src/moorage/node/pods/launch.py.
+"""The one part of Moorage that is compiled, if the machine has a C compiler: see src/moorage/node/runtime/launch.py.
 
 Everything else that a build needs to know is in pyproject.toml.
 """
@@ -26,8 +26,8 @@ setup(
     cmdclass={"build_ext": BuildProgram},
     ext_modules=[
         Extension(
-            "moorage.node.pods.launcher",
-            ["src/moorage/node/pods/launch.c"],
+            "moorage.node.runtime.launcher",
+            ["src/moorage/node/runtime/launch.c"],
             extra_compile_args=["-O2", *_ALONE],
             extra_link_args=["-nostdlib", "-static", "-no-pie", "-s"],
             optional=True,

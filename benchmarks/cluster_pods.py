@@ -15,8 +15,8 @@ from moorage import log
 from moorage.cluster.demo import claim, pod
 from moorage.cluster.run import Cluster
 from moorage.cluster.settings import UpSettings
-from moorage.kube.client import Client
-from moorage.kube.informer import Informers
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 
 SCRIPT = "trap 'exit 0' TERM; sleep infinity & wait"

@@ -18,8 +18,8 @@ from typing import Any
 from moorage.controllers.attachdetach.names import MANAGED, NodeName, attachment_name, volume_name
 from moorage.controllers.attachdetach.run import run
 from moorage.controllers.context import Activity, ControllerContext
-from moorage.kube.client import WatchEvent
-from moorage.kube.informer import Informer
+from moorage.kube.api.client import WatchEvent
+from moorage.kube.cache.informer import Informer
 from moorage.kube.objects.core import (
     AttachedVolume,
     ClaimSpec,

@@ -22,14 +22,14 @@ from typing import Any
 import msgspec
 
 from moorage import log
-from moorage.apiserver.testing import serve
 from moorage.controllers.binder.run import run
 from moorage.controllers.context import Activity, ControllerContext, ControllerOptions, Recorders
-from moorage.kube.client import Client, ObjectList, WatchEvent
-from moorage.kube.config import ApiConfig
-from moorage.kube.informer import Informers
+from moorage.kube.api.client import Client, ObjectList, WatchEvent
+from moorage.kube.api.config import ApiConfig
+from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document
+from moorage.testing.server import serve
 
 LIMIT = 14.0
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from moorage.insight.explain import explain
-from moorage.insight.reading import attachment_name
-from moorage.kube.client import Client
-from moorage.kube.config import from_kubeconfig
+from moorage.insight.reader import attachment_name
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import from_kubeconfig
 from moorage.kube.objects import (
     CSIDriver,
     CSINode,

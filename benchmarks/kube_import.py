@@ -12,8 +12,9 @@ _ROWS = {
     "aiohttp, msgspec (libraries)": "import aiohttp, msgspec, yaml, prometheus_client",
     "moorage.kube.quantity, selectors": "import moorage.kube.quantity, moorage.kube.selectors",
     "moorage.kube.objects": "import moorage.kube.objects",
-    "moorage.kube.client": "import moorage.kube.client",
-    "the whole layer": "import moorage.kube.informer, moorage.kube.queue, moorage.kube.events, moorage.kube.election",
+    "moorage.kube.api.client": "import moorage.kube.api.client",
+    "the whole layer": "import moorage.kube.cache.informer, moorage.kube.control.queue; "
+    "import moorage.kube.control.events, moorage.kube.control.election",
     "kubernetes (official package)": "import kubernetes.client, kubernetes.config",
 }
 _PROBE = """

@@ -16,9 +16,9 @@ from typing import Any
 
 from aiohttp import web
 
-from moorage.kube.client import Client
-from moorage.kube.config import from_values
-from moorage.kube.informer import Informer
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import from_values
+from moorage.kube.cache.informer import Informer
 from moorage.kube.objects import PersistentVolumeClaim
 
 _CHANGES = 20_000

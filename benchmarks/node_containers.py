@@ -17,8 +17,8 @@ from pathlib import Path
 import uvloop
 from node_lab import cpu_s
 
-from moorage.node.pods import launch
-from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.runtime import launch
+from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 
 async def spent_ms(base: Path, program: str, count: int) -> float:
@@ -26,19 +26,21 @@ async def spent_ms(base: Path, program: str, count: int) -> float:
     launch.PROGRAM = program
     all_ended, running = asyncio.Event(), set[str]()
 
-    def ended(container: Container) -> None:
+    def ended(container: RunningContainer) -> None:
         running.discard(container.id)
         if not running:
             all_ended.set()
 
     runtime = Runtime(ended)
     await runtime.open()
-    made = [Container("u", "main", number, base / str(number), base / f"{number}.log") for number in range(count)]
+    made = [
+        RunningContainer("u", "main", number, base / str(number), base / f"{number}.log") for number in range(count)
+    ]
     running |= {one.id for one in made}
     spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
     gate = asyncio.Semaphore(8)
 
-    async def start(container: Container) -> None:
+    async def start(container: RunningContainer) -> None:
         async with gate:
             await runtime.start(container, spec)
 

@@ -16,17 +16,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from moorage.apiserver.testing import serve
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client, PatchType
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client, PatchType
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import AlreadyExists
-from moorage.kube.informer import Informer
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount
 from moorage.kube.objects.storage import CSIDriver
-from moorage.node.testing import ScriptedDriver
+from moorage.testing.node_driver import ScriptedDriver
+from moorage.testing.server import serve
 
 PUBLISHED = "published"  # a file below the plain driver's directory: one byte for each publish
 PLAIN, IMAGE, OTHER = "plain", "image", "other"
@@ -342,9 +342,9 @@ def _clean(base: Path) -> None:
         loop.detach(device)
     if not mountinfo.mounts_below(base):
         shutil.rmtree(base, ignore_errors=True)
-    from moorage.node.pods.cgroups import Cgroups, find_hierarchies
+    from moorage.node.runtime.cgroups import ContainerCgroups, find_hierarchies
 
-    groups = Cgroups("n1")
+    groups = ContainerCgroups("n1")
     for _, root in find_hierarchies():
         for pod in (root / "kubepods" / "n1").glob("pod*"):
             groups.remove(pod.name.removeprefix("pod"))

@@ -18,9 +18,9 @@ from typing import Any
 import uvloop
 from node_lab import api, cpu_s
 
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects.core import Pod
-from moorage.node.pods.status import StatusWriter
+from moorage.node.pods.status_writer import StatusWriter
 
 _EVERY_S = 0.015  # about as fast as pods come up when 200 start at once
 _CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")

@@ -5,10 +5,9 @@ import os
 import statistics
 import time
 
-from plugin_common import plugin_on, pool_in_file
+from plugin_common import mounted, plugin_on, pool_in_file
 
 from moorage.csi import csi_pb2 as pb
-from moorage.plugin.caller import mounted
 
 ROUNDS = 200
 

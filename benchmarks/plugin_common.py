@@ -2,13 +2,18 @@
 
 import contextlib
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from moorage.host import loop, mountinfo, mounts
-from moorage.plugin.caller import Caller
-from moorage.plugin.process import PluginProcess
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `python benchmarks/x.py` finds what the tests share
+from tests.support.plugin_caller import Caller, block, mounted
+from tests.support.plugin_process import PluginProcess
+
+__all__ = ["Caller", "PluginProcess", "block", "mounted"]
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

@@ -4,9 +4,7 @@ import asyncio
 import sys
 import time
 
-from plugin_common import MIB, plugin_on, pool_in_file, rss_mib
-
-from moorage.plugin.caller import block
+from plugin_common import MIB, block, plugin_on, pool_in_file, rss_mib
 
 STAGED = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 VOLUMES = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000

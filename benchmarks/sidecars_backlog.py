@@ -16,10 +16,10 @@ from pathlib import Path
 
 from sidecars_claims import cpu_s, driver_command, process, sidecar_command, until
 
-from moorage.kube.client import Client
-from moorage.kube.config import from_kubeconfig
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import from_kubeconfig
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import ApiError
-from moorage.kube.informer import Informer
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
 
 

@@ -27,10 +27,10 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from moorage.kube.client import Client
-from moorage.kube.config import ApiConfig, from_kubeconfig
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import ApiConfig, from_kubeconfig
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import AlreadyExists
-from moorage.kube.informer import Informer
 from moorage.kube.objects import CSINode, Node, PersistentVolume, PersistentVolumeClaim, StorageClass
 
 MOORAGE = [str(Path(sys.executable).parent / "moorage"), "--log-level", "warning"]

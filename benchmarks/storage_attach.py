@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from moorage.storage import CreateVolume, Pool, PoolConfig, Scope
+from moorage.storage import CreateVolume, Pool, PoolConfig, PoolScope
 
 
 def medians(first: Callable[[], object], second: Callable[[], object], rounds: int) -> list[float]:
@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="moorage-attach-", dir=arguments.directory))
     try:
-        with Pool.open(PoolConfig("b", base / "pool", scope=Scope.SHARED, background=False)) as pool:
+        with Pool.open(PoolConfig("b", base / "pool", scope=PoolScope.SHARED, background=False)) as pool:
             volume = pool.create_volume(CreateVolume("v", 1 << 20, filesystem="")).id
             pool.register_node("n1", limit=10)
 

@@ -29,7 +29,7 @@ def main() -> None:
         copy_package(name, version, site)
     source = HERE / "src/moorage"
     # Nodes of a cluster have a kubelet, which starts containers; our launcher would differ from compiler to compiler.
-    left_out = shutil.ignore_patterns("__pycache__", "*.pyi", "testing.py", "launch.c", "launcher")
+    left_out = shutil.ignore_patterns("__pycache__", "*.pyi", "testing", "launch.c", "launcher")
     shutil.copytree(source, site / "moorage", ignore=left_out)
     command = root / "usr/bin/moorage"
     command.parent.mkdir(parents=True, exist_ok=True)

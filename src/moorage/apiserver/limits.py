@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """Bounds on requests, connections and watches."""
 
     body_bytes: int = 3 << 20  # as Kubernetes

@@ -14,26 +14,26 @@ from pathlib import Path
 
 import msgspec
 
-from moorage.apiserver.auth import Authenticator
-from moorage.apiserver.authorize import Authorizer
-from moorage.apiserver.crd import STORED_AS, Definitions
-from moorage.apiserver.discovery import Discovery
-from moorage.apiserver.events import newer_kind
-from moorage.apiserver.housekeeping import AGENT, Housekeeper
-from moorage.apiserver.http import Edge
-from moorage.apiserver.identity import Identity, known_identity, make_apart, write_private
-from moorage.apiserver.kinds import Registry, builtin_kinds
-from moorage.apiserver.kubelet import KubeletProxy
-from moorage.apiserver.limits import Limits
-from moorage.apiserver.listen import Listener
-from moorage.apiserver.pages import Pages
-from moorage.apiserver.podverbs import PodVerbs
-from moorage.apiserver.query import Call, Options
-from moorage.apiserver.rest import Resources
-from moorage.apiserver.reviews import Reviews
-from moorage.apiserver.snapshotkinds import snapshot_definitions
-from moorage.apiserver.store import Store
-from moorage.apiserver.verbs import Verbs
+from moorage.apiserver.access.authentication import Authenticator
+from moorage.apiserver.access.authorization import Authorizer
+from moorage.apiserver.access.pki import ServerIdentity, known_identity, make_apart, write_private
+from moorage.apiserver.crd.definitions import STORED_AS, Definitions
+from moorage.apiserver.documents.discovery import Discovery
+from moorage.apiserver.documents.endpoints import Pages
+from moorage.apiserver.handlers.node_proxy import KubeletProxy
+from moorage.apiserver.handlers.objects import ObjectHandler
+from moorage.apiserver.handlers.pods import PodVerbs
+from moorage.apiserver.handlers.reviews import Reviews
+from moorage.apiserver.http.edge import Edge
+from moorage.apiserver.http.listen import Listener
+from moorage.apiserver.kinds.event_kinds import newer_kind
+from moorage.apiserver.kinds.registry import KindRegistry, builtin_kinds
+from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
+from moorage.apiserver.limits import ServerLimits
+from moorage.apiserver.request.options import Call, Options
+from moorage.apiserver.store.store import Store
+from moorage.apiserver.upkeep.housekeeping import AGENT, Housekeeper
+from moorage.apiserver.writing.operations import Operations
 from moorage.errors import UsageError
 from moorage.log import get_logger
 
@@ -57,7 +57,7 @@ class Config:
     collects_garbage: bool = True
     enforces_rbac: bool = False
     makes_keys_apart: bool = False  # in another process, where idle memory matters more than the first start
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
 
 
 class ApiServer:
@@ -87,16 +87,16 @@ class ApiServer:
         making = None if is_whole else asyncio.create_task(self._make_keys(), name="apiserver-keys")
         self.store = Store(None if config.in_memory else config.data_dir / "state.db")
         self.store.start()
-        self.registry = Registry(builtin_kinds())
+        self.registry = KindRegistry(builtin_kinds())
         core_events = self.registry.find("", "v1", "events")
         assert core_events is not None
         self.registry.add(newer_kind(core_events))
-        self.resources = Resources(self.store, self.registry)
+        self.resources = Operations(self.store, self.registry)
         if making is not None:
             await making
         authenticator = Authenticator(self.identity)
         definitions = Definitions(self.store, self.registry)
-        self.edge = Edge(Verbs(self.resources), self.registry, authenticator, config.limits)
+        self.edge = Edge(ObjectHandler(self.resources), self.registry, authenticator, config.limits)
         authorizer = Authorizer(self.store, config.enforces_rbac)
         self.edge.allows = authorizer.allow
         self.edge.streams.append(KubeletProxy(self.store, self.identity.admin).stream)
@@ -135,7 +135,7 @@ class ApiServer:
         if self.config.makes_keys_apart:
             await make_apart(self.identity, (self.config.host,))
             return
-        from moorage.apiserver import certs
+        from moorage.apiserver.access import certs
 
         certs.make_missing(self.identity, (self.config.host,))
 
@@ -177,7 +177,7 @@ def _locked(data_dir: Path) -> int:
     return descriptor
 
 
-def kubeconfig_of(url: str, identity: Identity) -> bytes:
+def kubeconfig_of(url: str, identity: ServerIdentity) -> bytes:
     """A kubeconfig for the administrator, as JSON, which is YAML too."""
     import base64
 

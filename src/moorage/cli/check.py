@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from moorage.conformance.suite import CheckConfig, Outcome, run_checks
+from moorage.conformance.suite import CheckConfig, CheckResult, run_checks
 from moorage.errors import UsageError
 
 app = typer.Typer()
@@ -67,7 +67,7 @@ def check(
         raise typer.Exit(1)
 
 
-async def _collect(config: CheckConfig, only: str, quiet: bool) -> list[Outcome]:
+async def _collect(config: CheckConfig, only: str, quiet: bool) -> list[CheckResult]:
     console, outcomes, service = Console(highlight=False, soft_wrap=True), [], ""
     async for outcome in run_checks(config, only):
         outcomes.append(outcome)
@@ -85,7 +85,7 @@ async def _collect(config: CheckConfig, only: str, quiet: bool) -> list[Outcome]
     return outcomes
 
 
-def _summary(outcomes: list[Outcome]) -> None:
+def _summary(outcomes: list[CheckResult]) -> None:
     counts = {result: sum(o.result == result for o in outcomes) for result in ("passed", "failed", "skipped")}
     Console(highlight=False).print(", ".join(f"{number} {result}" for result, number in counts.items()))
 

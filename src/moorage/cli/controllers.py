@@ -8,10 +8,10 @@ import typer
 import uvloop
 
 from moorage.controllers.context import ControllerOptions
-from moorage.controllers.run import CONTROLLERS, LeaseOptions, Settings, chosen, run
-from moorage.kube.client import Client
-from moorage.kube.config import load
-from moorage.kube.endpoint import address_from
+from moorage.controllers.run import CONTROLLERS, ControllerSettings, LeaseOptions, chosen, run
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import load
+from moorage.kube.control.probes import address_from
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -74,11 +74,11 @@ def controllers(
     )
     if http_endpoint:
         address_from(http_endpoint)
-    settings = Settings(tuple(names or ()), options, lease, http_endpoint, metrics_path)
+    settings = ControllerSettings(tuple(names or ()), options, lease, http_endpoint, metrics_path)
     uvloop.run(_until_stopped(kubeconfig, kube_api_qps, kube_api_burst, settings))
 
 
-async def _until_stopped(kubeconfig: str | None, qps: float, burst: int, settings: Settings) -> None:
+async def _until_stopped(kubeconfig: str | None, qps: float, burst: int, settings: ControllerSettings) -> None:
     async with Client(load(kubeconfig), qps=qps, burst=burst, identity="moorage-controllers") as client:
         working = asyncio.create_task(run(client, settings), name="controllers")
         loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from moorage.csi import byhand
+from moorage.csi import text as byhand
 from moorage.csi.client import CsiClient, method_named
 from moorage.csi.errors import CsiError
 from moorage.errors import UsageError

@@ -13,7 +13,7 @@ import uvloop
 from rich.console import Console
 
 from moorage import log
-from moorage.cluster.demo import Demo, Step
+from moorage.cluster.demo import Demo, DemoStep
 from moorage.errors import UsageError
 
 app = typer.Typer()
@@ -30,7 +30,7 @@ def demo(
     log.configure("error")
     console, steps, began = Console(highlight=False, soft_wrap=True), [], time.monotonic()
 
-    def show(step: Step) -> None:
+    def show(step: DemoStep) -> None:
         steps.append(step)
         if output == "text":
             _print(console, step, brief)
@@ -53,7 +53,7 @@ async def _play(show: object) -> None:
     await playing
 
 
-def _print(console: Console, step: Step, brief: bool) -> None:
+def _print(console: Console, step: DemoStep, brief: bool) -> None:
     console.print(f"[bold]{step.title}[/] [dim]{step.seconds:.2f} s[/]")
     if not brief:
         for moment in step.moments:

@@ -12,9 +12,9 @@ from rich.console import Console
 from moorage.errors import UsageError
 from moorage.insight.explain import Story, explain_all
 from moorage.insight.explain import explain as explain_one
-from moorage.insight.following import Follower
-from moorage.kube import config
-from moorage.kube.client import TRIES, TRIES_FOR_A_PERSON, Client
+from moorage.insight.watcher import Follower
+from moorage.kube.api import config
+from moorage.kube.api.client import TRIES, TRIES_FOR_A_PERSON, Client
 
 app = typer.Typer()
 

@@ -14,14 +14,14 @@ from moorage import log
 from moorage.cli import show
 from moorage.cli.show import Output
 from moorage.errors import UsageError
-from moorage.insight.gc import Finding, plan
-from moorage.insight.gc_execute import Removal, remove_all
-from moorage.insight.gc_observe import observe
-from moorage.kube import config
-from moorage.kube.client import TRIES, TRIES_FOR_A_PERSON, Client
+from moorage.kube.api import config
+from moorage.kube.api.client import TRIES, TRIES_FOR_A_PERSON, Client
 from moorage.storage import InvalidValue, Pool
 from moorage.storage.guests import open_pool
-from moorage.storage.mutable import seconds_from
+from moorage.storage.tunables import seconds_from
+from moorage.upkeep.gc.observe import observe
+from moorage.upkeep.gc.plan import Orphan, plan
+from moorage.upkeep.gc.remove import Removal, remove_all
 
 app = typer.Typer()
 
@@ -94,7 +94,7 @@ def _api(kubeconfig: str, is_needed: bool) -> config.ApiConfig | None:
 
 async def _gc(
     pools: Sequence[Pool], api: config.ApiConfig | None, driver: str, node: str, grace_s: float, yes: bool
-) -> tuple[list[Finding], list[Removal]]:
+) -> tuple[list[Orphan], list[Removal]]:
     async with contextlib.AsyncExitStack() as stack:
         client = None
         if api is not None:
@@ -105,7 +105,7 @@ async def _gc(
         return findings, await remove_all(findings, world, pools, client) if yes else []
 
 
-def _print(findings: Sequence[Finding], removals: Sequence[Removal], yes: bool, asked_cluster: bool) -> None:
+def _print(findings: Sequence[Orphan], removals: Sequence[Removal], yes: bool, asked_cluster: bool) -> None:
     if not asked_cluster:
         show.say("No cluster was asked (give --kubeconfig), so volumes without PV are not looked for.")
     if not findings:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from moorage import __version__, log
-from moorage.cli.quick import without_adapters
+from moorage.cli.lazy_typer import without_adapters
 from moorage.errors import MoorageError
 
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -15,7 +15,7 @@ import typer
 import uvloop
 
 from moorage.errors import UsageError
-from moorage.kube import config as kube_config
+from moorage.kube.api import config as kube_config
 from moorage.node.run import DRAIN, KEEP, REMOVE, AgentConfig, run
 
 app = typer.Typer()

@@ -12,7 +12,7 @@ import typer
 
 from moorage.errors import UsageError
 from moorage.log import JsonFormat
-from moorage.plugin.settings import DRIVER_NAME, Settings, duration_s_from, fraction_from, pools_from
+from moorage.plugin.settings import DRIVER_NAME, PluginSettings, duration_s_from, fraction_from, pools_from
 
 app = typer.Typer()
 
@@ -37,7 +37,7 @@ def run(
     http_endpoint: Annotated[str, typer.Option(help="HOST:PORT for /metrics and /healthz; empty is none.")] = "",
 ) -> None:
     """Run the CSI plugin until SIGTERM; running operations are let finish."""
-    settings = Settings(
+    settings = PluginSettings(
         endpoint=endpoint,
         node_id=node_id or os.uname().nodename,
         pools=pools_from(pool or []),
@@ -56,7 +56,7 @@ def run(
     become_plugin(settings)
 
 
-def become_plugin(settings: Settings) -> None:
+def become_plugin(settings: PluginSettings) -> None:
     """Replace this program by the plugin's own, which has no command line in its memory."""
     root = logging.getLogger("moorage")
     handlers = logging.getLogger().handlers

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from moorage.errors import UsageError
-from moorage.host.extents import Progress
+from moorage.host.extents import CopyProgress
 
 Output = Annotated[str, typer.Option("-o", "--output", help="text or json.")]
 
@@ -73,7 +73,7 @@ def age_since(created_ns: int) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Progress | None]:
+def progress_bar(title: str) -> Iterator[CopyProgress | None]:
     """A bar on a terminal, on stderr because stdout may be the data; nothing elsewhere.
 
     It appears with the first progress: what is done in an instant leaves no empty bar behind.
@@ -82,7 +82,7 @@ def progress_bar(title: str) -> Iterator[Progress | None]:
         yield None
         return
     with contextlib.ExitStack() as stack:
-        update: Progress | None = None
+        update: CopyProgress | None = None
 
         def show(done: int, total: int) -> None:
             nonlocal update
@@ -92,7 +92,7 @@ def progress_bar(title: str) -> Iterator[Progress | None]:
         yield show
 
 
-def _started_bar(stack: contextlib.ExitStack, title: str) -> Progress:
+def _started_bar(stack: contextlib.ExitStack, title: str) -> CopyProgress:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars

@@ -11,15 +11,15 @@ import typer
 import uvloop
 
 from moorage import __version__
-from moorage.kube.client import Client
-from moorage.kube.config import load
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import load
 from moorage.log import get_logger
-from moorage.sidecars.driver import Driver
+from moorage.sidecars.driver import DriverConnection
 from moorage.sidecars.flags import help_text, parse
+from moorage.sidecars.lost_node import carry_out, plan
 from moorage.sidecars.roles import Role, role_named
-from moorage.sidecars.run import Wanted, check, run
-from moorage.sidecars.settings import Settings, Surroundings
-from moorage.sidecars.takeover import carry_out, plan
+from moorage.sidecars.run import WantedRoles, check, run
+from moorage.sidecars.settings import Environment, SidecarSettings
 
 log = get_logger(__name__)
 app = typer.Typer(rich_markup_mode=None)
@@ -48,21 +48,21 @@ def sidecars(
     if settings.take_over_node:
         asyncio.run(_take_over(settings, _surroundings()))
         return
-    wanted = Wanted(settings, _surroundings(), frozenset(role_named(role) for role in roles))
+    wanted = WantedRoles(settings, _surroundings(), frozenset(role_named(role) for role in roles))
     check(wanted)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_stopped(wanted))
 
 
-def _surroundings() -> Surroundings:
+def _surroundings() -> Environment:
     account = _ACCOUNT_NAMESPACE.read_text().strip() if _ACCOUNT_NAMESPACE.exists() else ""
-    return Surroundings.of(os.environ, socket.gethostname(), os.getpid(), account)
+    return Environment.of(os.environ, socket.gethostname(), os.getpid(), account)
 
 
-async def _take_over(settings: Settings, around: Surroundings) -> None:
+async def _take_over(settings: SidecarSettings, around: Environment) -> None:
     node, driver_name = settings.take_over_node, settings.driver_name
     if not driver_name:
-        driver = Driver(settings.csi_address)
+        driver = DriverConnection(settings.csi_address)
         try:
             await driver.meet()
         finally:
@@ -80,7 +80,7 @@ async def _take_over(settings: Settings, around: Surroundings) -> None:
         typer.echo("Done." if settings.yes else "Nothing was changed; add --yes to do it.")
 
 
-async def _until_stopped(wanted: Wanted) -> None:
+async def _until_stopped(wanted: WantedRoles) -> None:
     working = asyncio.create_task(run(wanted), name="sidecars")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

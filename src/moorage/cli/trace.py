@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 
 from moorage.errors import MoorageError, UsageError
+from moorage.insight.log_records import local_clock
 from moorage.insight.perfetto import document
-from moorage.insight.records import local_clock
-from moorage.insight.trace import Step, Trace
+from moorage.insight.trace import Trace, TraceStep
 from moorage.insight.trace import trace as trace_one
-from moorage.kube import config
-from moorage.kube.client import TRIES_FOR_A_PERSON, Client
+from moorage.kube.api import config
+from moorage.kube.api.client import TRIES_FOR_A_PERSON, Client
 
 app = typer.Typer()
 
@@ -96,7 +96,7 @@ def _print(told: Trace) -> None:
         console.print(f"  {share.seconds:9.3f} s {part:4.0%}  {share.who}: {share.longest[:100]}", markup=False)
 
 
-def _cells(step: Step, start: float) -> tuple[str, ...]:
+def _cells(step: TraceStep, start: float) -> tuple[str, ...]:
     clock = local_clock(step.at) if step.is_exact else local_clock(step.at)[:8]
     since = f"+{max(0.0, step.at - start):.3f}" if step.is_exact else f"~{max(0.0, step.at - start):.0f}"
     took = f"{step.took:.3f}" if step.took is not None else ""

@@ -15,7 +15,7 @@ from rich.console import Console
 from moorage import log
 from moorage.cluster.run import Cluster, Report
 from moorage.cluster.settings import UpSettings
-from moorage.kube.informer import Informers
+from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolumeClaim, Pod
 from moorage.kube.quantity import bytes_of
 

@@ -14,7 +14,7 @@ from moorage.cli.show import Output
 from moorage.errors import MoorageError, UsageError
 from moorage.host.errors import host_error
 from moorage.kube.quantity import bytes_of
-from moorage.storage import CreateSnapshot, CreateVolume, InUse, Kind, Pool, Snapshot, Source, Volume
+from moorage.storage import CreateSnapshot, CreateVolume, InUse, Pool, Snapshot, Source, Volume, VolumeKind
 from moorage.storage.guests import (
     open_pool,
     snapshot_for_export,
@@ -95,7 +95,7 @@ def create(
     request = CreateVolume(
         name,
         required_bytes=_bytes("--size", size),
-        kind=Kind(kind),
+        kind=VolumeKind(kind),
         filesystem="" if filesystem == "block" or kind == "directory" else filesystem,
         thick=thick,
     )
@@ -140,15 +140,15 @@ def list_volumes(ctx: typer.Context, output: Output = "text") -> None:
 @app.command()
 def inspect(ctx: typer.Context, name: Name, output: Output = "text") -> None:
     """Show everything about one volume: its record, its space, where it is mounted, its snapshots and its health."""
-    from moorage.cluster import byhand
-    from moorage.storage.imports import state_of
+    from moorage.plugin import local
     from moorage.storage.listing import shared_bytes
+    from moorage.storage.transfer.import_ import state_of
 
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
         found = volume_named(pool, name)
-        devices, mounts = byhand.places(pool, found)
-        is_image = found.kind is Kind.IMAGE and found.data.is_file()
+        devices, mounts = local.places(pool, found)
+        is_image = found.kind is VolumeKind.IMAGE and found.data.is_file()
         facts = {
             "volume": found,
             "used_bytes": pool.context.data_bytes(found.data, found.kind),
@@ -166,7 +166,7 @@ def inspect(ctx: typer.Context, name: Name, output: Output = "text") -> None:
     record = {
         "name": found.name,
         "id": found.id,
-        "type": found.filesystem or ("block" if found.kind is Kind.IMAGE else "directory"),
+        "type": found.filesystem or ("block" if found.kind is VolumeKind.IMAGE else "directory"),
         "promised": show.size(found.size_bytes) + ("" if found.size_enforced else " (not enforced)"),
         "used": show.size(int(str(facts["used_bytes"]))),
         "shared": show.size(int(str(facts["shared_bytes"]))),
@@ -193,12 +193,12 @@ def mount(
     output: Output = "text",
 ) -> None:
     """Mount a volume as the plugin does: formatted only if it is proven empty, checked, grown, verified."""
-    from moorage.cluster import byhand
+    from moorage.plugin import local
 
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
         found = volume_named(pool, name)
-        done = byhand.mount(pool, found, path, read_only=read_only, options=option or ())
+        done = local.mount(pool, found, path, read_only=read_only, options=option or ())
     if as_json:
         show.json_out(done)
     else:
@@ -213,12 +213,12 @@ def unmount(
     output: Output = "text",
 ) -> None:
     """Unmount a volume and release its loop device; other mounts of it stay."""
-    from moorage.cluster import byhand
+    from moorage.plugin import local
 
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
         found = volume_named(pool, name)
-        was_there = byhand.unmount(pool, found, path)
+        was_there = local.unmount(pool, found, path)
     if as_json:
         show.json_out({"volume": found.id, "path": os.path.abspath(path), "was_mounted": was_there})
     else:
@@ -326,7 +326,7 @@ def resize(
     output: Output = "text",
 ) -> None:
     """Make a volume larger; its filesystem follows at once if it is mounted here, else at its next mount."""
-    from moorage.cluster import byhand
+    from moorage.plugin import local
 
     show.check_output(output)
     wanted = _bytes("SIZE", size)
@@ -336,7 +336,7 @@ def resize(
         found = volume_named(pool, name)
         if wanted < found.size_bytes:
             raise UsageError(f"volume {found.id} has {show.size(found.size_bytes)}; volumes do not shrink to {size}")
-        grown, waits = byhand.resize(pool, found, wanted)
+        grown, waits = local.resize(pool, found, wanted)
     _told(grown, output, f"volume {grown.id} has {show.size(grown.size_bytes)}{waits and '; ' + waits}")
 
 
@@ -385,7 +385,7 @@ def export(
 
 def _is_cut_for_export(pool: Pool, found: Volume) -> bool:
     """Whether a snapshot costs nothing here; else the volume itself is exported, and has to be unused."""
-    return pool.copies_by_reflink if found.kind is Kind.IMAGE else pool.context.is_btrfs
+    return pool.copies_by_reflink if found.kind is VolumeKind.IMAGE else pool.context.is_btrfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,8 +424,8 @@ def _check_export(to: _To, overwrite: bool, as_json: bool) -> None:
 
 def _left_behind(file: str) -> str:
     """The snapshot that an unfinished export of a volume was made from."""
-    from moorage.storage.export import PARTIAL
-    from moorage.storage.stream import scan
+    from moorage.storage.transfer.export import PARTIAL
+    from moorage.storage.transfer.stream import scan
 
     try:
         with open(file + PARTIAL, "rb") as partial:
@@ -436,7 +436,7 @@ def _left_behind(file: str) -> str:
 
 
 def _export(pool: Pool, found: Any, base: Snapshot | None, to: _To, progress: Any) -> Any:
-    from moorage.storage.export import export_to_file, export_to_pipe, subject_of
+    from moorage.storage.transfer.export import export_to_file, export_to_pipe, subject_of
 
     subject = subject_of(pool, found, base)
     if to.is_pipe:
@@ -455,7 +455,7 @@ def import_volume(
     output: Output = "text",
 ) -> None:
     """Make a volume from a stream, or bring one to the next state; an import that was cut off goes on."""
-    from moorage.storage.imports import ImportRequest, import_stream
+    from moorage.storage.transfer.import_ import ImportRequest, import_stream
 
     as_json = show.check_output(output)
     if name and onto:
@@ -552,7 +552,7 @@ def check(
     output: Output = "text",
 ) -> None:
     """Check the record, the data and the filesystem, without changing anything; exit 1 when something is wrong."""
-    from moorage.cluster import byhand
+    from moorage.plugin import local
 
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
@@ -563,7 +563,7 @@ def check(
         results = {}
         with show.progress_bar("check") as progress:
             for done, ident in enumerate(idents):
-                results[ident] = byhand.check(pool, ident)
+                results[ident] = local.check(pool, ident)
                 if progress is not None:
                     progress(done + 1, len(idents))
     if as_json:

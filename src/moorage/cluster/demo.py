@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moorage.cluster.observe import Moment, Observer
+from moorage.cluster.narrator import Moment, Observer
 from moorage.cluster.run import Cluster
 from moorage.cluster.settings import UpSettings
 from moorage.errors import MoorageError
 from moorage.host import loop, mountinfo
-from moorage.kube.client import PatchType
+from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.objects import (
     KubeObject,
@@ -60,7 +60,7 @@ class DemoFailed(MoorageError):
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoStep:
     """One step as it went: what it was, what was checked, and who did what meanwhile."""
 
     title: str
@@ -73,7 +73,7 @@ class Step:
 class Demo:
     """Plays the story against a cluster of its own."""
 
-    def __init__(self, on_step: Callable[[Step], None], keep_dir: Path | None = None) -> None:
+    def __init__(self, on_step: Callable[[DemoStep], None], keep_dir: Path | None = None) -> None:
         self._on_step = on_step
         self._root = keep_dir or Path(tempfile.mkdtemp(prefix="moorage-demo-"))
         self.settings = UpSettings(data_dir=self._root, nodes=2, pool_size_bytes=4 << 30)
@@ -218,7 +218,7 @@ class Demo:
         _require(not devices, f"no loop device is left, found {devices}")
 
     def _tell(self, title: str, checked: str, began: float, moments: list[Moment]) -> None:
-        self._on_step(Step(title, checked, time.time() - began, moments, began))
+        self._on_step(DemoStep(title, checked, time.time() - began, moments, began))
 
     async def _create(self, kind: type[T], body: dict[str, Any]) -> T:
         return await self._client.create(kind, body, _NS)

@@ -11,7 +11,7 @@ _LONGEST_SOCKET = 107  # what the kernel takes
 
 
 @dataclass(frozen=True)
-class Layout:
+class DataLayout:
     """The paths of one data directory."""
 
     root: Path

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.cluster.layout import Layout
+from moorage.cluster.layout import DataLayout
 from moorage.errors import MoorageError
 from moorage.host import extents, filesystems, loop, mountinfo, mounts
 from moorage.log import get_logger
@@ -20,7 +20,7 @@ log = get_logger(__name__)
 _SMALLEST_XFS = 300 << 20
 
 
-class NoPool(MoorageError):
+class PoolNotCreated(MoorageError):
     """The pool could not be made; the message says which step failed."""
 
     code = "FAILED_PRECONDITION"
@@ -35,7 +35,7 @@ class PoolReport:
     advice: str = ""
 
 
-def ensure_pool(layout: Layout, given: Path | None, size_bytes: int) -> PoolReport:
+def ensure_pool(layout: DataLayout, given: Path | None, size_bytes: int) -> PoolReport:
     """The pool to use: the given directory, an XFS filesystem in a file (`size_bytes`), or a plain directory."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -46,7 +46,7 @@ def ensure_pool(layout: Layout, given: Path | None, size_bytes: int) -> PoolRepo
     return _reported(layout.pool)
 
 
-def release_pool(layout: Layout) -> None:
+def release_pool(layout: DataLayout) -> None:
     """Unmount the filesystem in a file, if that is what the pool is; its loop device goes with the mount."""
     if layout.pool_image.exists() and mountinfo.mount_at(layout.pool) is not None:
         mounts.unmount_all(layout.pool)
@@ -62,12 +62,12 @@ def can_reflink(directory: Path) -> bool:
             return extents.clone_file(one.fileno(), other.fileno())
 
 
-def _mount_image(layout: Layout, size_bytes: int) -> None:
+def _mount_image(layout: DataLayout, size_bytes: int) -> None:
     if mountinfo.mount_at(layout.pool) is not None:
         return
     if not layout.pool_image.exists():
         if size_bytes < _SMALLEST_XFS:
-            raise NoPool(f"--pool-size: an XFS pool needs at least {_SMALLEST_XFS >> 20} MiB")
+            raise PoolNotCreated(f"--pool-size: an XFS pool needs at least {_SMALLEST_XFS >> 20} MiB")
         with open(layout.pool_image, "xb") as file:
             os.truncate(file.fileno(), size_bytes)
     attached = loop.find(layout.pool_image)

@@ -19,15 +19,15 @@ import msgspec
 
 from moorage.apiserver.run import ApiServer
 from moorage.apiserver.run import Config as ApiServerConfig
-from moorage.cluster import defaults
+from moorage.cluster import default_objects as defaults
+from moorage.cluster.node_process import WorkerConfig
 from moorage.cluster.pool import PoolReport, ensure_pool, release_pool
 from moorage.cluster.settings import UpSettings
-from moorage.cluster.supervise import Part, Supervisor
-from moorage.cluster.worker import WorkerConfig
+from moorage.cluster.supervisor import Part, ProcessSupervisor
 from moorage.controllers import run as controllers
 from moorage.errors import MoorageError, UsageError
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client
 from moorage.kube.objects import CSINode, Lease, Node, seconds_of
 from moorage.log import get_logger
 
@@ -38,7 +38,7 @@ _READY_TIMEOUT_S = 60.0
 _CONTROLLERS = tuple(name for name in controllers.CONTROLLERS if name != "garbage")
 
 
-class NotReady(MoorageError):
+class StartTimeout(MoorageError):
     """A part did not come up in time; the message names it and its log."""
 
     code = "UNAVAILABLE"
@@ -63,7 +63,7 @@ class Cluster:
     def __init__(self, settings: UpSettings) -> None:
         self.settings = settings
         self.layout = settings.layout
-        self.supervisor = Supervisor()
+        self.supervisor = ProcessSupervisor()
         self.server: ApiServer | None = None
         self._lock = -1
 
@@ -131,7 +131,7 @@ class Cluster:
         async with Client(
             kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-controllers"
         ) as client:
-            await controllers.run(client, controllers.Settings(names=_CONTROLLERS))
+            await controllers.run(client, controllers.ControllerSettings(names=_CONTROLLERS))
 
     def _start_driver(self, node: str, pool: PoolReport | None) -> None:
         if self.settings.has_foreign_socket:
@@ -161,7 +161,7 @@ class Cluster:
             client_ca=str(self.server.identity.ca),
             log_level=self.settings.log_level,
         )
-        command = [sys.executable, "-m", "moorage.cluster.worker", msgspec.json.encode(config).decode()]
+        command = [sys.executable, "-m", "moorage.cluster.node_process", msgspec.json.encode(config).decode()]
         name = _worker(node)
         self.supervisor.start(Part(name, command=command, log_file=self.layout.log(name), stop_grace_s=60.0))
 
@@ -182,7 +182,7 @@ class Cluster:
         except MoorageError as error:
             part = self.supervisor.parts.get(_driver(node))
             why = f" ({part.last_failure})" if part is not None and part.last_failure else ""
-            raise NotReady(f"the driver of {node} does not answer{why}: {error}") from error
+            raise StartTimeout(f"the driver of {node} does not answer{why}: {error}") from error
 
     async def _wait_ready(self, client: Client, driver: str, since: float) -> None:
         """Every node reporting since `since` that it is ready, and the driver known on each."""
@@ -200,7 +200,7 @@ class Cluster:
             waiting -= nodes & known
             if waiting and time.monotonic() > deadline:
                 first = sorted(waiting)[0]
-                raise NotReady(
+                raise StartTimeout(
                     f"{first} is not ready after {_READY_TIMEOUT_S:.0f} s; see {self.layout.log(_worker(first))}"
                 )
             if waiting:

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.cluster.layout import Layout
+from moorage.cluster.layout import DataLayout
 from moorage.errors import MoorageError, UsageError
 
 _TOOLS = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs", "mount": "mount"}
@@ -37,8 +37,8 @@ class UpSettings:
     plugin_flags: tuple[str, ...] = ()
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.data_dir)
+    def layout(self) -> DataLayout:
+        return DataLayout(self.data_dir)
 
     @property
     def node_names(self) -> list[str]:

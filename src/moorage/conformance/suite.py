@@ -41,7 +41,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """How one check went: passed, failed or skipped."""
 
     service: str
@@ -166,7 +166,7 @@ async def expect(code: str, call: Awaitable[Any], what: str) -> None:
     raise CheckFailed(f"{what}: expected {code}, got OK")
 
 
-async def run_checks(config: CheckConfig, only: str = "") -> AsyncIterator[Outcome]:
+async def run_checks(config: CheckConfig, only: str = "") -> AsyncIterator[CheckResult]:
     """Run every check that applies, one after the other, telling each outcome as it comes."""
     from moorage.conformance import controller, groups, identity, node, snapshots  # fills REGISTRY
 
@@ -218,10 +218,10 @@ async def _node_info(client: CsiClient) -> pb.NodeGetInfoResponse:
 
 async def _run(
     one: Check, config: CheckConfig, client: CsiClient, capabilities: frozenset[str], info: pb.NodeGetInfoResponse
-) -> Outcome:
+) -> CheckResult:
     missing = [need for need in one.needs if need not in capabilities]
     if missing:
-        return Outcome(one.service, one.title, "skipped", 0.0, f"the driver does not have {', '.join(missing)}")
+        return CheckResult(one.service, one.title, "skipped", 0.0, f"the driver does not have {', '.join(missing)}")
     began = time.monotonic()
     result, detail = "passed", ""
     try:
@@ -235,7 +235,7 @@ async def _run(
         result, detail = "failed", f"{error.method} answered {error.code}: {error.message}"
     except TimeoutError:
         result, detail = "failed", f"no end within {config.timeout_s:g} s"
-    return Outcome(one.service, one.title, result, time.monotonic() - began, detail)
+    return CheckResult(one.service, one.title, result, time.monotonic() - began, detail)
 
 
 def _name(enum: Any, number: int) -> str:

@@ -13,13 +13,13 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from moorage.kube.client import Client
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informers
-from moorage.kube.queue import WorkQueue
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informers
+from moorage.kube.control.events import Recorder
+from moorage.kube.control.queue import WorkQueue
 
 
-class Busy(Protocol):
+class HasWork(Protocol):
     """Anything that can say whether it has work in hand: a WorkQueue, a Recorder, a controller's own executor."""
 
     @property
@@ -34,11 +34,11 @@ class Activity:
     """
 
     def __init__(self) -> None:
-        self._watched: list[Busy] = []
+        self._watched: list[HasWork] = []
         self._in_flight: dict[str, int] = {}
         self._resyncs: list[Callable[[], None]] = []
 
-    def register(self, work: Busy) -> None:
+    def register(self, work: HasWork) -> None:
         """From now on `work` counts."""
         self._watched.append(work)
 

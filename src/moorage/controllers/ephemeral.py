@@ -14,12 +14,12 @@ import msgspec
 from moorage.controllers.context import ControllerContext
 from moorage.controllers.vocabulary import PODS_BY_CLAIM, claims_of, ephemeral_claim_name, is_owned_by
 from moorage.errors import MoorageError
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.events import Recorder
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer
 from moorage.kube.objects import PersistentVolumeClaim, Pod
-from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -49,14 +49,14 @@ class Refuse:
     claim: str
 
 
-Action = MakeClaim | Refuse
+EphemeralAction = MakeClaim | Refuse
 
 
-def plan_pod(pod: Pod, claim_at: Callable[[str], PersistentVolumeClaim | None]) -> list[Action]:
+def plan_pod(pod: Pod, claim_at: Callable[[str], PersistentVolumeClaim | None]) -> list[EphemeralAction]:
     """What the pod's ephemeral volumes still need; a pod that is going gets nothing new."""
     if pod.is_deleting:
         return []
-    actions: list[Action] = []
+    actions: list[EphemeralAction] = []
     for volume in pod.spec.volumes:
         if volume.ephemeral is None:
             continue
@@ -115,7 +115,7 @@ class Ephemeral:
                 self._recorder.warning(pod, "FailedBinding", f"ephemeral volume {action.volume}: {error}")
                 raise
 
-    async def _execute(self, action: Action, pod: Pod) -> None:
+    async def _execute(self, action: EphemeralAction, pod: Pod) -> None:
         match action:
             case Refuse(_, claim):
                 raise _foreign(pod, claim)

@@ -18,9 +18,9 @@ from moorage.controllers.vocabulary import (
     requested_bytes,
     storage_bytes,
 )
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
-from moorage.kube.queue import WorkQueue
 
 COMPONENT = "volume_expand"
 
@@ -39,10 +39,10 @@ class SetResizer:
     name: str
 
 
-Action = TellWaiting | SetResizer
+ExpansionAction = TellWaiting | SetResizer
 
 
-def plan_expansion(claim: PersistentVolumeClaim, volume: PersistentVolume | None) -> list[Action]:
+def plan_expansion(claim: PersistentVolumeClaim, volume: PersistentVolume | None) -> list[ExpansionAction]:
     """What to do about a claim that may ask for more than it has."""
     if claim.status.phase != "Bound" or volume is None or not _is_pair(claim, volume):
         return []

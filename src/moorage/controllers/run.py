@@ -17,15 +17,15 @@ from typing import cast
 
 from moorage.controllers.context import Activity, ControllerContext, ControllerOptions, Recorders
 from moorage.errors import UsageError
-from moorage.kube import endpoint
-from moorage.kube.client import Client
-from moorage.kube.election import ElectionConfig, Elector
-from moorage.kube.informer import Informers
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informers
+from moorage.kube.control import probes as endpoint
+from moorage.kube.control.election import ElectionConfig, Elector
 from moorage.log import get_logger
 
 log = get_logger(__name__)
 
-Controller = Callable[[ControllerContext], Awaitable[None]]
+StartController = Callable[[ControllerContext], Awaitable[None]]
 
 CONTROLLERS: dict[str, str] = {
     "binder": "moorage.controllers.binder.run",
@@ -52,7 +52,7 @@ class LeaseOptions:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ControllerSettings:
     """What `moorage controllers` was asked for."""
 
     names: tuple[str, ...] = ()
@@ -62,16 +62,16 @@ class Settings:
     metrics_path: str = "/metrics"
 
 
-def chosen(names: Sequence[str]) -> dict[str, Controller]:
+def chosen(names: Sequence[str]) -> dict[str, StartController]:
     """The controllers of these names (all when there are none), in the order of the table."""
     unknown = [name for name in names if name not in CONTROLLERS]
     if unknown:
         raise UsageError(f"no controller is called {', '.join(unknown)}; there are {', '.join(CONTROLLERS)}")
     wanted = [name for name in CONTROLLERS if not names or name in names]
-    return {name: cast(Controller, importlib.import_module(CONTROLLERS[name]).run) for name in wanted}
+    return {name: cast(StartController, importlib.import_module(CONTROLLERS[name]).run) for name in wanted}
 
 
-async def run(client: Client, settings: Settings, activity: Activity | None = None) -> None:
+async def run(client: Client, settings: ControllerSettings, activity: Activity | None = None) -> None:
     """Run the chosen controllers until cancelled; with a lease, only while leading: LeadershipLost when it slips."""
     controllers = chosen(settings.names)
 
@@ -87,7 +87,7 @@ async def run(client: Client, settings: Settings, activity: Activity | None = No
         await (elector.lead(work) if elector is not None else work())
 
 
-def checks(elector: Elector | None) -> Mapping[str, endpoint.Check]:
+def checks(elector: Elector | None) -> Mapping[str, endpoint.ProbeCheck]:
     """What probes are answered. A process that waits for the lease is as ready as the one that leads.
 
     Nothing is said of informers: a kind that the cluster does not have is waited for, and the others are served.
@@ -107,7 +107,7 @@ def checks(elector: Elector | None) -> Mapping[str, endpoint.Check]:
 
 
 async def run_together(
-    client: Client, controllers: dict[str, Controller], options: ControllerOptions, activity: Activity
+    client: Client, controllers: dict[str, StartController], options: ControllerOptions, activity: Activity
 ) -> None:
     """Run controllers over one set of informers; the first that fails ends them all."""
     async with Recorders(client, activity) as recorders, Informers(client) as informers:
@@ -118,7 +118,7 @@ async def run_together(
                 tasks.create_task(_named(name, controller, context), name=f"controller-{name}")
 
 
-async def _named(name: str, controller: Controller, context: ControllerContext) -> None:
+async def _named(name: str, controller: StartController, context: ControllerContext) -> None:
     await controller(context)
     log.error("controller ended by itself", name=name)
 

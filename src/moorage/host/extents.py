@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from moorage.host.errors import host_error
 
-Progress = Callable[[int, int], None]
+CopyProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
 
 _FICLONE = 0x40049409
@@ -59,7 +59,7 @@ def clone_file(source_fd: int, target_fd: int) -> bool:
     return True
 
 
-def copy_sparse(source_fd: int, target_fd: int, progress: Progress | None = None, *, share: bool = True) -> int:
+def copy_sparse(source_fd: int, target_fd: int, progress: CopyProgress | None = None, *, share: bool = True) -> int:
     """Copy the data and keep the holes; returns how many bytes of data there were.
 
     The kernel may share blocks instead of copying them; without `share` it may not.

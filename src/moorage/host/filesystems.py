@@ -36,7 +36,7 @@ _VOL_ARGS = struct.Struct("=q4088s")
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class FsckResult:
     """What a check before a mount found: `repaired` says that preen fixed something small."""
 
     repaired: bool
@@ -73,7 +73,7 @@ def mkfs(device: str | Path, fstype: str, *, label: str = "") -> None:
     run([f"mkfs.{fstype}", *options, *named, device], timeout_s=_MKFS_TIMEOUT_S)
 
 
-def check(device: str | Path, fstype: str) -> Checked:
+def check(device: str | Path, fstype: str) -> FsckResult:
     """Make an ext4 fit to mount, as an unattended boot would; XFS and btrfs look after themselves.
 
     Damage that preen does not fix raises FilesystemDamaged; the data is left as it is.
@@ -85,9 +85,9 @@ def check(device: str | Path, fstype: str) -> Checked:
                 f"the {fstype} on {device} is marked as needing repair; "
                 f"run {'xfs_repair' if fstype == 'xfs' else 'btrfs check'} on it by hand"
             )
-        return Checked(False)
+        return FsckResult(False)
     if _is_clean_ext4(device):
-        return Checked(False)
+        return FsckResult(False)
     done = run(["e2fsck", "-p", device], timeout_s=_CHECK_TIMEOUT_S, accept=range(256))
     if done.returncode & ~3:
         said = (done.stdout + done.stderr).strip()
@@ -95,7 +95,7 @@ def check(device: str | Path, fstype: str) -> Checked:
             f"the {fstype} on {device} is damaged and was not repaired: {said or done.returncode}; "
             "run e2fsck on it by hand"
         )
-    return Checked(done.returncode != 0, done.stdout.strip())
+    return FsckResult(done.returncode != 0, done.stdout.strip())
 
 
 def grow(device: str | Path, fstype: str, mountpoint: str | Path | None) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from moorage.errors import MoorageError, UsageError
 from moorage.insight.causes import REGISTRY, Cause, Finding
 from moorage.insight.causes.pods_running import fs_group_note
-from moorage.insight.reading import read_all, read_around
-from moorage.insight.world import World
-from moorage.kube.client import Client
+from moorage.insight.cluster_view import ClusterView
+from moorage.insight.reader import read_all, read_around
+from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     KubeObject,
     Node,
@@ -118,7 +118,7 @@ def parse(reference: str) -> tuple[type[KubeObject], str]:
     return kind, name
 
 
-def found(world: World, kind: type[KubeObject], name: str, namespace: str) -> KubeObject:
+def found(world: ClusterView, kind: type[KubeObject], name: str, namespace: str) -> KubeObject:
     objects: dict[str, KubeObject] = getattr(world, _FIELDS[kind])
     key = f"{namespace}/{name}" if kind.resource.namespaced else name
     if key not in objects:
@@ -128,7 +128,7 @@ def found(world: World, kind: type[KubeObject], name: str, namespace: str) -> Ku
     return objects[key]
 
 
-def story_of(world: World, obj: KubeObject) -> Story:
+def story_of(world: ClusterView, obj: KubeObject) -> Story:
     """Follow causes from an object to the one that explains it; the last one gives the next step."""
     chain: list[Link] = []
     evidence: list[str] = []
@@ -160,7 +160,7 @@ def _waiting(obj: KubeObject) -> str:
     return f"moorage explain {_WORDS[type(obj)]}/{obj.name}{namespace} --watch"
 
 
-def stuck_stories(world: World) -> list[Story]:
+def stuck_stories(world: ClusterView) -> list[Story]:
     """Stories of objects with a cause, leaving out those that are only a step in another's chain."""
     stories = []
     for kind in (PersistentVolumeClaim, Pod, VolumeSnapshot, PersistentVolume, VolumeAttachment, Node):
@@ -171,7 +171,7 @@ def stuck_stories(world: World) -> list[Story]:
     return [story for story in stuck if story.object not in told]
 
 
-def first_cause(world: World, obj: KubeObject) -> tuple[Cause | None, Finding | None]:
+def first_cause(world: ClusterView, obj: KubeObject) -> tuple[Cause | None, Finding | None]:
     for cause in REGISTRY:
         if cause.about is type(obj):
             finding = cause.test(world, obj)
@@ -201,7 +201,7 @@ def state_of(obj: KubeObject) -> str:
     return ""
 
 
-def well(world: World, obj: KubeObject) -> str:
+def well(world: ClusterView, obj: KubeObject) -> str:
     """One sentence about an object with which nothing is wrong."""
     match obj:
         case PersistentVolumeClaim():

@@ -6,7 +6,7 @@ Start reading at: `mismatches`.
 
 import re
 
-from moorage.insight.world import World
+from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import Lease, PersistentVolume, PersistentVolumeClaim, StorageClass
 from moorage.kube.quantity import bytes_of, bytes_text
 from moorage.kube.selectors import LabelMatch, node_matches
@@ -20,17 +20,17 @@ def class_name_of(obj: PersistentVolumeClaim | PersistentVolume) -> str | None:
     return obj.annotations.get(_CLASS, obj.spec.storage_class_name)
 
 
-def default_classes(world: World) -> list[StorageClass]:
+def default_classes(world: ClusterView) -> list[StorageClass]:
     return [c for c in world.classes.values() if any(c.annotations.get(key) == "true" for key in _DEFAULTS)]
 
 
-def newest_default(world: World) -> StorageClass | None:
+def newest_default(world: ClusterView) -> StorageClass | None:
     """The default class that counts: the newest of those marked, by name where they are equally new."""
     marked = sorted(default_classes(world), key=lambda c: c.name)
     return max(marked, key=lambda c: c.metadata.creation_timestamp or "", default=None)
 
 
-def class_of(world: World, claim: PersistentVolumeClaim) -> StorageClass | None:
+def class_of(world: ClusterView, claim: PersistentVolumeClaim) -> StorageClass | None:
     return world.classes.get(class_name_of(claim) or "")
 
 
@@ -90,19 +90,19 @@ def lease_names(driver: str) -> list[str]:
     return [lease_name(driver, role) for role in _ROLES] if driver else []
 
 
-def leases_of(world: World, driver: str, role: str = "provisioner") -> list[Lease]:
+def leases_of(world: ClusterView, driver: str, role: str = "provisioner") -> list[Lease]:
     """The leases of one sidecar of the driver; none where it runs without election."""
     wanted = lease_name(driver, role)
     return [lease for lease in world.leases.values() if lease.name == wanted]
 
 
-def is_leaderless(world: World, driver: str, role: str) -> bool:
+def is_leaderless(world: ClusterView, driver: str, role: str) -> bool:
     """Whether the sidecar elects a leader and none has renewed its lease in time."""
     found = leases_of(world, driver, role)
     return bool(found) and not any(world.is_fresh(lease) for lease in found)
 
 
-def nodes_that_fit(world: World, volume: PersistentVolume) -> list[str]:
+def nodes_that_fit(world: ClusterView, volume: PersistentVolume) -> list[str]:
     """Nodes that satisfy the volume's node affinity."""
     required = volume.spec.node_affinity.required if volume.spec.node_affinity else None
     return [node.name for node in world.nodes.values() if node_matches(required, node.labels, node.name)]

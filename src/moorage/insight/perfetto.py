@@ -7,7 +7,7 @@ Start reading at: `document`.
 
 from typing import Any
 
-from moorage.insight.trace import Step, Trace
+from moorage.insight.trace import Trace, TraceStep
 
 _PID = 1
 _WAITS = "waiting"
@@ -28,7 +28,7 @@ def _named(what: str, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": _PID, "tid": tid, "args": {"name": name}}
 
 
-def _event(step: Step, start: float, tid: int) -> dict[str, Any]:
+def _event(step: TraceStep, start: float, tid: int) -> dict[str, Any]:
     shared = {
         "name": step.what.partition(":")[0][:60],
         "cat": step.source,
@@ -42,7 +42,7 @@ def _event(step: Step, start: float, tid: int) -> dict[str, Any]:
     return {**shared, "ph": "i", "s": "t"}
 
 
-def _waits(steps: list[Step], start: float) -> list[dict[str, Any]]:
+def _waits(steps: list[TraceStep], start: float) -> list[dict[str, Any]]:
     """The gaps between exact steps, named by what ended them."""
     exact = [step for step in steps if step.is_exact]
     spans, at = [], exact[0].at if exact else 0.0

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from moorage.insight.cluster_view import ClusterView, claim_names
 from moorage.insight.explain import NoSuchObject, found, parse, ref
-from moorage.insight.reading import Reader, read_around
-from moorage.insight.records import Record, read_records
-from moorage.insight.world import World, claim_names
-from moorage.kube.client import Client
+from moorage.insight.log_records import LogRecord, read_records
+from moorage.insight.reader import Reader, read_around
+from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     Event,
     KubeObject,
@@ -68,7 +68,7 @@ _WHO = (
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One thing that happened. `at` is when it was done; it began `took` seconds before, where that is known."""
 
     at: float
@@ -101,7 +101,7 @@ class Trace:
 
     object: str
     subjects: list[str]
-    steps: list[Step]
+    steps: list[TraceStep]
     seconds: float
     is_done: bool
     start: float = 0.0
@@ -130,7 +130,7 @@ async def trace(client: Client, reference: str, namespace: str, logs: Path | Non
     )
 
 
-async def _add_users(client: Client, world: World) -> None:
+async def _add_users(client: Client, world: ClusterView) -> None:
     """An explanation of a volume needs no pods; its story does: they are read around the claim that holds it."""
     for volume in list(world.volumes.values()):
         holder = volume.spec.claim_ref
@@ -142,7 +142,7 @@ async def _add_users(client: Client, world: World) -> None:
         world.attachments.update(more.attachments)
 
 
-def assemble(name: str, subjects: list[str], steps: list[Step], done: tuple[str, ...], now: float) -> Trace:
+def assemble(name: str, subjects: list[str], steps: list[TraceStep], done: tuple[str, ...], now: float) -> Trace:
     """Steps in order, and the shares of the time from the first to the one after which the object was of use."""
     ordered = sorted(_without_doubles(steps), key=_order)
     end = _end(ordered, done)
@@ -151,7 +151,7 @@ def assemble(name: str, subjects: list[str], steps: list[Step], done: tuple[str,
     return Trace(name, subjects, ordered, seconds, end is not None, _start(ordered), told)
 
 
-def shares(steps: list[Step], until: float | None) -> tuple[list[Share], float]:
+def shares(steps: list[TraceStep], until: float | None) -> tuple[list[Share], float]:
     """Who took how much: a call counts for who answered it, the time before a step for who took the step."""
     exact = sorted(_outside_calls([step for step in steps if step.is_exact]), key=lambda step: (step.begin, step.at))
     if not exact:
@@ -172,14 +172,14 @@ def shares(steps: list[Step], until: float | None) -> tuple[list[Share], float]:
     return sorted(told, key=lambda share: -share.seconds), at - start
 
 
-def _start(steps: list[Step]) -> float:
+def _start(steps: list[TraceStep]) -> float:
     """When it began. A creation is known to the second: what is exact within that second is the better measure."""
     first = steps[0].begin if steps else 0.0
     exact = min((step.begin for step in steps if step.is_exact), default=first)
     return exact if exact - first < 1.0 else first
 
 
-def _outside_calls(exact: list[Step]) -> list[Step]:
+def _outside_calls(exact: list[TraceStep]) -> list[TraceStep]:
     """Without what a component noted during a call that it answered: the call's own time holds it."""
     calls = [step for step in exact if step.took]
     return [
@@ -189,18 +189,18 @@ def _outside_calls(exact: list[Step]) -> list[Step]:
     ]
 
 
-def _caller(step: Step) -> str:
+def _caller(step: TraceStep) -> str:
     """Who made a call happen: the time before it is theirs, not the driver's."""
     if step.reason != "call":
         return step.who
     return next((who for start, who in _CALLERS.items() if step.what.startswith(start)), step.who)
 
 
-def _brief(step: Step) -> str:
+def _brief(step: TraceStep) -> str:
     return step.what.partition(":")[0] if step.source == "event" else step.what
 
 
-def _end(steps: list[Step], done: tuple[str, ...]) -> Step | None:
+def _end(steps: list[TraceStep], done: tuple[str, ...]) -> TraceStep | None:
     """The first step after which the object was of use; the best of what is known."""
     for reason in done:
         for step in steps:
@@ -209,7 +209,7 @@ def _end(steps: list[Step], done: tuple[str, ...]) -> Step | None:
     return None
 
 
-def _order(step: Step) -> tuple[float, float]:
+def _order(step: TraceStep) -> tuple[float, float]:
     """Within a second: what a person created, what is exact, what a component created, what else is known."""
     second = float(int(step.at))
     if step.is_exact:
@@ -219,14 +219,14 @@ def _order(step: Step) -> tuple[float, float]:
     return second, 1.0 if step.object.startswith(("pv/", "va/", "volumesnapshotcontent/")) else -1.0
 
 
-def _without_doubles(steps: list[Step]) -> list[Step]:
+def _without_doubles(steps: list[TraceStep]) -> list[TraceStep]:
     """Conditions that an event tells better are left out."""
     told = {(step.object, step.reason) for step in steps if step.source == "event"}
     better = {"PodScheduled": "Scheduled", "container": "Started"}
     return [step for step in steps if (step.object, better.get(step.reason, "")) not in told]
 
 
-def _subjects(world: World, obj: KubeObject) -> list[KubeObject]:
+def _subjects(world: ClusterView, obj: KubeObject) -> list[KubeObject]:
     """The object asked about and what belongs to it: claims, volumes, attachments, pods, contents."""
     pods, claims, volumes, others = list[Pod](), list[PersistentVolumeClaim](), list[PersistentVolume](), [obj]
     match obj:
@@ -258,7 +258,7 @@ def _subjects(world: World, obj: KubeObject) -> list[KubeObject]:
     return list({one.uid: one for one in (*others, *claims, *volumes, *attached, *pods)}.values())
 
 
-async def _from_object(client: Client, obj: KubeObject) -> list[Step]:
+async def _from_object(client: Client, obj: KubeObject) -> list[TraceStep]:
     """What an object's own timestamps tell."""
     raw: dict[str, Any] = msgspec.json.decode(
         await client.request("GET", obj.resource.path(obj.namespace, obj.name)), type=dict
@@ -292,11 +292,13 @@ async def _from_object(client: Client, obj: KubeObject) -> list[Step]:
     return [step for step in steps if step.at > 0]
 
 
-def _plain(name: str, text: Any, who: str, what: str, reason: str, is_failure: bool = False) -> Step:
-    return Step(seconds_of(str(text or "")) or 0.0, who, name, what, "object", is_failure=is_failure, reason=reason)
+def _plain(name: str, text: Any, who: str, what: str, reason: str, is_failure: bool = False) -> TraceStep:
+    return TraceStep(
+        seconds_of(str(text or "")) or 0.0, who, name, what, "object", is_failure=is_failure, reason=reason
+    )
 
 
-def _from_event(event: Event, subjects: list[KubeObject]) -> list[Step]:
+def _from_event(event: Event, subjects: list[KubeObject]) -> list[TraceStep]:
     """An event's first telling and, where it was repeated, its last."""
     about = next((ref(one) for one in subjects if one.uid == event.involved_object.uid), event.involved_object.name)
     who = _who(event.source.component or event.reporting_component)
@@ -311,14 +313,14 @@ def _from_event(event: Event, subjects: list[KubeObject]) -> list[Step]:
     at, is_exact = first or 0.0, False
     if named is not None and abs(int(named[1], 16) / 1e9 - at) < 2.0:
         at, is_exact = int(named[1], 16) / 1e9, True
-    steps = [Step(at, who, about, what, "event", None, is_exact, failed, event.reason)]
+    steps = [TraceStep(at, who, about, what, "event", None, is_exact, failed, event.reason)]
     if event.count > 1 and last is not None and last > at:
         again = f"{event.reason}, for the {event.count}th time"
-        steps.append(Step(last, who, about, again, "event", None, False, failed, f"{event.reason} again"))
+        steps.append(TraceStep(last, who, about, again, "event", None, False, failed, f"{event.reason} again"))
     return steps
 
 
-def _from_record(record: Record, subjects: list[KubeObject]) -> Step:
+def _from_record(record: LogRecord, subjects: list[KubeObject]) -> TraceStep:
     fields = record.fields
     text = " ".join(fields.values())
     about = next((ref(one) for one in subjects for needle in _needles([one]) if needle in text), ref(subjects[0]))
@@ -326,9 +328,9 @@ def _from_record(record: Record, subjects: list[KubeObject]) -> Step:
     if record.event == "call":
         code = fields.get("code", "")
         words = f"{fields.get('method')} {code}" + (f": {fields['error']}" if fields.get("error") else "")
-        return Step(record.at, who, about, words, "log", record.seconds, True, code != "OK", "call")
+        return TraceStep(record.at, who, about, words, "log", record.seconds, True, code != "OK", "call")
     rest = " ".join(f"{key}={value}" for key, value in fields.items() if key not in ("request", "seconds"))
-    return Step(
+    return TraceStep(
         record.at, who, about, f"{record.event} {rest}".strip()[:300], "log", record.seconds, True, failed, "log"
     )
 
@@ -367,4 +369,4 @@ def _short(kind: type[KubeObject], word: str) -> str:
     return known.get(kind, word)
 
 
-__all__ = ["NoSuchObject", "Share", "Step", "Trace", "assemble", "shares", "trace"]
+__all__ = ["NoSuchObject", "Share", "Trace", "TraceStep", "assemble", "shares", "trace"]

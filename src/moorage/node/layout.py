@@ -46,7 +46,7 @@ def ephemeral_handle(uid: str, pod_volume: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class NodeLayout:
     """All paths of one agent; two agents on one machine have two roots and share nothing."""
 
     root: Path

@@ -20,38 +20,39 @@ from pathlib import Path
 from typing import Any
 
 from moorage.errors import MoorageError, UsageError
-from moorage.kube.byname import ByNameInformer
-from moorage.kube.client import Client
-from moorage.kube.config import ApiConfig
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informers
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import ApiConfig
+from moorage.kube.cache.by_name import ByNameInformer
+from moorage.kube.cache.informer import Informers
+from moorage.kube.control.events import Recorder
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import ObjectReference
 from moorage.kube.objects.storage import CSIDriver
 from moorage.log import get_logger
-from moorage.node.layout import Layout
-from moorage.node.nodeobject import NodeFacts, NodeObject
+from moorage.node.layout import NodeLayout
+from moorage.node.node_object import NodeFacts, NodeObject
+from moorage.node.plugins.csi_node import NodeDrivers
 from moorage.node.plugins.manager import PluginManager
-from moorage.node.plugins.publish import NodeDrivers
-from moorage.node.plugins.registry import CALL_TIMEOUT_S, Registry
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.pods.run import PodManager
-from moorage.node.pods.runtime import Runtime
-from moorage.node.pods.spec import SpecMaker
-from moorage.node.pods.status import StatusWriter
+from moorage.node.plugins.registry import CALL_TIMEOUT_S, DriverRegistry
+from moorage.node.pods.container_spec import SpecMaker
+from moorage.node.pods.manager import PodManager
+from moorage.node.pods.status_writer import StatusWriter
 from moorage.node.pods.worker import Tools
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.runtime.process_runtime import Runtime
 from moorage.node.serve.run import Endpoint
-from moorage.node.volumes.block import BlockMounter
 from moorage.node.volumes.claims import LiveClaims
-from moorage.node.volumes.csi import FilesystemMounter
-from moorage.node.volumes.execute import Executor
+from moorage.node.volumes.execute import VolumeExecutor
 from moorage.node.volumes.expand import Grower
-from moorage.node.volumes.fetch import Fetch
-from moorage.node.volumes.plain import PlainMounter
-from moorage.node.volumes.run import VolumeManager
+from moorage.node.volumes.live_reads import Fetch
+from moorage.node.volumes.manager import VolumeManager
+from moorage.node.volumes.mounters.builtin import PlainMounter
+from moorage.node.volumes.mounters.csi_block import BlockMounter
+from moorage.node.volumes.mounters.csi_filesystem import FilesystemMounter
 from moorage.node.volumes.sources import Sources
+from moorage.node.volumes.state import CsiSource, StepOutcome, VolumeAction, VolumeUse
+from moorage.node.volumes.state import MountVolume as Mount
 from moorage.node.volumes.stats import VolumeStats
-from moorage.node.volumes.world import Action, CsiSource, Mount, Outcome, Use
 
 log = get_logger(__name__)
 
@@ -91,7 +92,7 @@ class Agent:
     ) -> None:
         self.config = config
         self.client = client
-        self.layout = Layout(config.root)
+        self.layout = NodeLayout(config.root)
         self.recorder = recorder
         self.nodes = informers.of(Node, fields=f"metadata.name={config.node_name}")
         self.drivers = informers.of(CSIDriver)
@@ -106,7 +107,7 @@ class Agent:
         informers.share(self.claims)
         informers.share(self.pvs)
         self.pods_informer = informers.of(Pod, fields=f"spec.nodeName={config.node_name}")
-        self.registry = Registry(call_timeout_s=config.call_timeout_s)
+        self.registry = DriverRegistry(call_timeout_s=config.call_timeout_s)
         claims = LiveClaims(client, self.claims, lambda: self.volumes.under_way)
         self.fetch = Fetch(client, config.node_name, self.drivers, claims, lambda uid: self.volumes.seen_at(uid))
         self.volumes = self._volume_manager()
@@ -116,7 +117,7 @@ class Agent:
             open_files=open_files,
         )
         self.statuses = StatusWriter(client, lambda: self.to_come)
-        self.cgroups = Cgroups(config.node_name)
+        self.cgroups = ContainerCgroups(config.node_name)
         self.pods = self._pod_manager()
         self.stats = VolumeStats(self.layout, self.registry, self.volumes)
         self.endpoint = Endpoint(self.pods, self.statuses, self.runtime, self.stats, config, client)
@@ -128,7 +129,7 @@ class Agent:
 
     def _volume_manager(self) -> VolumeManager:
         layout, node, registry, fetch = self.layout, self.config.node_name, self.registry, self.fetch
-        executor = Executor(
+        executor = VolumeExecutor(
             FilesystemMounter(layout, node, registry, fetch, self._ownership_progress),
             BlockMounter(layout, node, registry, fetch),
             PlainMounter(layout, fetch),
@@ -160,7 +161,7 @@ class Agent:
         claims = (self.claims.get(key) for key in self.volumes.claims_wanted)
         return {claim.spec.volume_name for claim in claims if claim is not None and claim.spec.volume_name}
 
-    def _volume_failed(self, action: Action, outcome: Outcome) -> None:
+    def _volume_failed(self, action: VolumeAction, outcome: StepOutcome) -> None:
         if not isinstance(action, Mount):
             return
         use = action.use
@@ -168,7 +169,7 @@ class Agent:
         name = use.source.spec_name
         self.recorder.warning(_reference(use), "FailedMount", f'{step} failed for volume "{name}" : {outcome.message}')
 
-    def _ownership_progress(self, use: Use, count: int) -> None:
+    def _ownership_progress(self, use: VolumeUse, count: int) -> None:
         assert isinstance(use.source, CsiSource)
         text = f"Setting volume ownership for {use.source.spec_name}: {count} entries so far"
         self.recorder.normal(_reference(use), "VolumePermissionChangeInProgress", text)
@@ -333,7 +334,7 @@ def prepare_root(root: Path) -> int:
     """The root directory, ours alone; UsageError when another agent has it or it cannot be written."""
     if not root.is_absolute() or root.resolve() != root:
         raise UsageError(f"--root-dir {root} must be an absolute path without symbolic links")
-    layout = Layout(root)
+    layout = NodeLayout(root)
     try:
         for directory in (root, layout.registry, layout.plugins, layout.pods, layout.logs, layout.run):
             directory.mkdir(parents=True, exist_ok=True, mode=0o755 if directory == layout.registry else 0o750)
@@ -358,7 +359,7 @@ def _refresh_period(agent: Agent, driver: str) -> float:
     return float(spec.node_allocatable_update_period_seconds or 0) if spec else 0.0
 
 
-def _reference(use: Use) -> ObjectReference:
+def _reference(use: VolumeUse) -> ObjectReference:
     return ObjectReference(
         api_version="v1", kind="Pod", namespace=use.pod.namespace, name=use.pod.name, uid=use.pod.uid
     )

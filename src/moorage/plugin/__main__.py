@@ -16,14 +16,14 @@ import asyncio  # noqa: E402
 from moorage import log  # noqa: E402
 from moorage.errors import MoorageError  # noqa: E402
 from moorage.plugin.run import run  # noqa: E402
-from moorage.plugin.settings import Settings  # noqa: E402
+from moorage.plugin.settings import PluginSettings  # noqa: E402
 
 
 def main(argv: list[str]) -> int:
     """Serve until told to stop; an error is a sentence and exit status 1."""
     level, style, text = argv
     log.configure(level, style)
-    settings = Settings.from_json(text)
+    settings = PluginSettings.from_json(text)
     try:
         asyncio.run(run(settings))
     except MoorageError as error:

@@ -12,7 +12,7 @@ from enum import IntEnum
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
 
 
-class Mode(IntEnum):
+class AccessMode(IntEnum):
     """CSI access modes, with their numbers on the wire."""
 
     SINGLE_NODE_WRITER = 1
@@ -25,14 +25,14 @@ class Mode(IntEnum):
 
     @property
     def is_read_only(self) -> bool:
-        return self in (Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY)
+        return self in (AccessMode.SINGLE_NODE_READER_ONLY, AccessMode.MULTI_NODE_READER_ONLY)
 
     @property
     def is_multi_node(self) -> bool:
         return self in (
-            Mode.MULTI_NODE_READER_ONLY,
-            Mode.MULTI_NODE_SINGLE_WRITER,
-            Mode.MULTI_NODE_MULTI_WRITER,
+            AccessMode.MULTI_NODE_READER_ONLY,
+            AccessMode.MULTI_NODE_SINGLE_WRITER,
+            AccessMode.MULTI_NODE_MULTI_WRITER,
         )
 
 
@@ -40,7 +40,7 @@ class Mode(IntEnum):
 class Access:
     """A block device, or a filesystem with its flags; and how many may use it."""
 
-    mode: Mode
+    mode: AccessMode
     is_block: bool = False
     fs_type: str = ""
     # Flags may carry credentials, so they stay out of the representation that ends up in logs.
@@ -65,7 +65,7 @@ def why_unsupported(access: Access, *, is_directory: bool, filesystem: str = "")
         if any(flag.partition("=")[2] for flag in access.mount_flags):
             return "a directory volume takes only general mount flags such as ro, noexec or noatime"
         return ""
-    if access.mode in (Mode.MULTI_NODE_SINGLE_WRITER, Mode.MULTI_NODE_MULTI_WRITER):
+    if access.mode in (AccessMode.MULTI_NODE_SINGLE_WRITER, AccessMode.MULTI_NODE_MULTI_WRITER):
         return f"an image volume cannot be used in mode {access.mode.name}; use kind: directory"
     if access.fs_type and access.fs_type not in FILESYSTEMS:
         return f"the filesystem type {access.fs_type!r} is not supported; use one of {', '.join(FILESYSTEMS)}"

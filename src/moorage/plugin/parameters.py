@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from moorage.errors import InvalidRequest
 from moorage.plugin.access import FILESYSTEMS
-from moorage.storage import InUse, Kind
-from moorage.storage import mutable as mutable_parameters
+from moorage.storage import InUse, VolumeKind
+from moorage.storage import tunables as mutable_parameters
 
 _KUBERNETES = "csi.storage.k8s.io/"
 _FS_TYPE = "csi.storage.k8s.io/fstype"  # callers without a provisioner in front pass it on
@@ -28,7 +28,7 @@ class ClassParameters:
     """A storage class's parameters, decoded. `rest` is what makes two classes different volumes."""
 
     pool: str = ""
-    kind: Kind = Kind.IMAGE
+    kind: VolumeKind = VolumeKind.IMAGE
     thick: bool = False
     in_use: InUse = InUse.REFUSE
     fs_type: str = ""
@@ -45,7 +45,7 @@ class ClassParameters:
             raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; see docs/plugin.md for those that are")
         return cls(
             pool=fixed.get("pool", ""),
-            kind=Kind(_one_of("kind", fixed.get("kind", "image"), ("image", "directory"))),
+            kind=VolumeKind(_one_of("kind", fixed.get("kind", "image"), ("image", "directory"))),
             thick=_one_of("provisioning", fixed.get("provisioning", "thin"), ("thin", "thick")) == "thick",
             in_use=_in_use(fixed.get("snapshotInUse", "refuse")),
             fs_type=_filesystem("fsType", fs_type_from(parameters)),

@@ -14,23 +14,23 @@ from moorage.csi import csi_pb2_grpc
 from moorage.csi.metrics import CallMetrics
 from moorage.csi.server import CsiServer
 from moorage.log import get_logger
-from moorage.plugin import ephemeral, recovery
-from moorage.plugin.controller import ControllerService
-from moorage.plugin.groups_service import GroupService
+from moorage.plugin.context import PluginContext
 from moorage.plugin.http import HttpEndpoint
-from moorage.plugin.identity import IdentityService
-from moorage.plugin.metadata import MetadataService
 from moorage.plugin.metrics import copy_metrics, pool_metrics
-from moorage.plugin.node import NodeService
-from moorage.plugin.parts import Parts
-from moorage.plugin.settings import DEFAULT_POOL, Settings
-from moorage.plugin.tuning import keep_limits
-from moorage.storage import Pool, PoolConfig, Pools, Scope
+from moorage.plugin.node import ephemeral, recovery
+from moorage.plugin.node.tuning import keep_limits
+from moorage.plugin.services.controller import ControllerService
+from moorage.plugin.services.group_controller import GroupService
+from moorage.plugin.services.identity import IdentityService
+from moorage.plugin.services.metadata import MetadataService
+from moorage.plugin.services.node import NodeService
+from moorage.plugin.settings import DEFAULT_POOL, PluginSettings
+from moorage.storage import Pool, PoolConfig, Pools, PoolScope
 
 log = get_logger(__name__)
 
 
-async def run(settings: Settings, ready: Callable[[], None] | None = None) -> None:
+async def run(settings: PluginSettings, ready: Callable[[], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; running operations are let finish."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -44,7 +44,7 @@ async def run(settings: Settings, ready: Callable[[], None] | None = None) -> No
 
 
 @contextlib.asynccontextmanager
-async def serve(settings: Settings) -> AsyncIterator[Parts]:
+async def serve(settings: PluginSettings) -> AsyncIterator[PluginContext]:
     """The plugin, answering on its endpoint, for the length of the block."""
     settings.checked()
     metrics = CallMetrics()
@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> AsyncIterator[Parts]:
     async with contextlib.AsyncExitStack() as stack:
         pools = await asyncio.to_thread(open_pools, settings)
         stack.callback(close_pools, pools)
-        parts = Parts(settings, pools)
+        parts = PluginContext(settings, pools)
         stack.callback(parts.work.close)
         _add_services(server, parts)
         await server.start()
@@ -82,7 +82,7 @@ async def serve(settings: Settings) -> AsyncIterator[Parts]:
         yield parts
 
 
-def open_pools(settings: Settings) -> Pools:
+def open_pools(settings: PluginSettings) -> Pools:
     """Every pool, or none: what was opened is closed again when a later one fails."""
     opened: dict[str, Pool] = {}
     try:
@@ -101,11 +101,11 @@ def close_pools(pools: Pools) -> None:
         pool.close()
 
 
-def _config(settings: Settings, name: str, directory: Path) -> PoolConfig:
+def _config(settings: PluginSettings, name: str, directory: Path) -> PoolConfig:
     return PoolConfig(
         name=name,
         directory=directory,
-        scope=Scope(settings.scope),
+        scope=PoolScope(settings.scope),
         reserve_fraction=settings.reserve_fraction,
         overcommit=settings.overcommit,
         trash_retention_s=settings.trash_retention_s,
@@ -113,7 +113,7 @@ def _config(settings: Settings, name: str, directory: Path) -> PoolConfig:
     )
 
 
-def _add_services(server: CsiServer, parts: Parts) -> None:
+def _add_services(server: CsiServer, parts: PluginContext) -> None:
     if parts.settings.serves_controller:
         csi_pb2_grpc.add_ControllerServicer_to_server(ControllerService(parts), server.grpc)
         csi_pb2_grpc.add_GroupControllerServicer_to_server(GroupService(parts), server.grpc)
@@ -122,7 +122,7 @@ def _add_services(server: CsiServer, parts: Parts) -> None:
         csi_pb2_grpc.add_NodeServicer_to_server(NodeService(parts), server.grpc)
 
 
-def _prepare(parts: Parts) -> None:
+def _prepare(parts: PluginContext) -> None:
     """What has to be done before the first call: make this node known, sweep what pods left."""
     if not parts.settings.serves_node:
         return

@@ -27,7 +27,7 @@ CSI_VERSIONS = ("1.12", "1.13")
 
 
 @dataclass(frozen=True)
-class Settings:
+class PluginSettings:
     """One plugin process. `checked` raises what is wrong."""
 
     endpoint: str
@@ -66,10 +66,10 @@ class Settings:
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     @staticmethod
-    def from_json(text: str) -> "Settings":
-        return msgspec.json.decode(text, type=Settings, dec_hook=lambda kind, value: kind(value))
+    def from_json(text: str) -> "PluginSettings":
+        return msgspec.json.decode(text, type=PluginSettings, dec_hook=lambda kind, value: kind(value))
 
-    def checked(self) -> "Settings":
+    def checked(self) -> "PluginSettings":
         """These settings, or UsageError naming the flag that is wrong."""
         for flag, is_wrong, why in self._rules():
             if is_wrong:

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from moorage.kube.client import Client
-from moorage.kube.config import ApiConfig
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import ApiConfig
+from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.control.events import Recorder
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import NotFound
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer, Informers
 from moorage.kube.objects import (
     CSINode,
     KubeObject,
@@ -25,12 +26,11 @@ from moorage.kube.objects import (
     StorageClass,
     VolumeAttachment,
 )
-from moorage.kube.queue import WorkQueue
 from moorage.kube.selectors import node_matches
 from moorage.log import get_logger
-from moorage.sidecars.driver import Driver
+from moorage.sidecars.driver import DriverConnection
 from moorage.sidecars.metrics import Metrics
-from moorage.sidecars.settings import Settings, Surroundings
+from moorage.sidecars.settings import Environment, SidecarSettings
 
 log = get_logger(__name__)
 
@@ -43,19 +43,19 @@ class NodeLabels(KubeObject, frozen=True):
     resource = Node.resource
 
 
-class Part(Protocol):
+class RoleTask(Protocol):
     """A role at work. `run` starts from nothing each time: it looks at every object first, then at what changes."""
 
     async def run(self) -> None: ...
 
 
 @dataclass
-class Context:
+class RoleContext:
     """The surroundings of every role in this process."""
 
-    settings: Settings
-    around: Surroundings
-    driver: Driver
+    settings: SidecarSettings
+    around: Environment
+    driver: DriverConnection
     client: Client
     informers: Informers
     metrics: Metrics

@@ -76,7 +76,7 @@ class NodeInfo:
     segments: dict[str, str] = field(default_factory=dict)
 
 
-class Driver:
+class DriverConnection:
     """The driver behind one socket."""
 
     def __init__(self, address: str, observe: Callable[[str, str, str, float], None] | None = None) -> None:

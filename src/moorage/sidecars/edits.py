@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects import KubeObject
 
 T = TypeVar("T", bound=KubeObject)

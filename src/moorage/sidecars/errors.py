@@ -21,7 +21,7 @@ class BadParameters(SidecarError):
     code = "INVALID_ARGUMENT"
 
 
-class State(Enum):
+class ProvisioningState(Enum):
     """What is known about the volume after a failed attempt."""
 
     FINISHED = "finished"  # there is no volume and nothing is running
@@ -34,10 +34,10 @@ class State(Enum):
 class ProvisionError(SidecarError):
     """An attempt to provision a claim failed, and `state` says in which way."""
 
-    def __init__(self, message: str, state: State = State.NO_CHANGE) -> None:
+    def __init__(self, message: str, state: ProvisioningState = ProvisioningState.NO_CHANGE) -> None:
         super().__init__(message)
         self.state = state
 
 
-class NotOurs(SidecarError):
+class OtherProvisioner(SidecarError):
     """The claim is somebody else's to provision; nothing is to be done and nothing to be said."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moorage.errors import UsageError
-from moorage.sidecars.settings import Settings, duration_s, duration_text
+from moorage.sidecars.settings import SidecarSettings, duration_s, duration_text
 
 # Accepted so that an official sidecar's arguments can stay, and without meaning here; the second kind takes a value.
 _IGNORED_SWITCHES = frozenset(
@@ -39,10 +39,10 @@ class Flag:
 
 def all_flags() -> list[Flag]:
     """Every flag of `Settings`."""
-    return [_flag(field) for field in dataclasses.fields(Settings)]
+    return [_flag(field) for field in dataclasses.fields(SidecarSettings)]
 
 
-def parse(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
+def parse(arguments: Sequence[str]) -> tuple[SidecarSettings, list[str]]:
     """The settings, and the arguments that are not flags; UsageError names what is wrong."""
     by_name = {name: flag for flag in all_flags() for name in flag.names}
     values: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
     while waiting:
         argument = waiting.pop(0)
         if argument == "--":
-            return Settings(**values), others + waiting
+            return SidecarSettings(**values), others + waiting
         if not argument.startswith("-"):
             others.append(argument)
             continue
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
                 raise UsageError(f"--{name} needs a value")
             text = waiting.pop(0)
         values[flag.field] = _read(flag, name, text)
-    return Settings(**values), others
+    return SidecarSettings(**values), others
 
 
 def help_text() -> str:
@@ -91,7 +91,7 @@ def help_text() -> str:
 
 
 def _flag(field: "dataclasses.Field[Any]") -> Flag:
-    kind: Any = typing.get_type_hints(Settings)[field.name]
+    kind: Any = typing.get_type_hints(SidecarSettings)[field.name]
     if isinstance(kind, types.UnionType):
         kind = next(each for each in typing.get_args(kind) if each is not type(None))
     is_duration = field.metadata["kind"] == "duration"

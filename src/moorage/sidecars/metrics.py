@@ -1,7 +1,7 @@
 """The metrics of the sidecars, with the official names and labels.
 
 Owns: the histogram of CSI calls and the counts of the provisioner. Queues, requests and leases are counted by
-`moorage.kube.metrics`.
+`moorage.kube.api.metrics`.
 Start reading at: `Metrics`.
 """
 

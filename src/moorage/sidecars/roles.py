@@ -9,7 +9,7 @@ from enum import StrEnum
 from moorage.errors import UsageError
 from moorage.kube.objects import CSIDriver
 from moorage.sidecars.driver import Capabilities
-from moorage.sidecars.settings import Settings
+from moorage.sidecars.settings import SidecarSettings
 
 
 class Role(StrEnum):
@@ -57,7 +57,7 @@ def needs_api(roles: frozenset[Role]) -> bool:
     return bool(roles - {Role.REGISTRAR, Role.LIVENESS})
 
 
-def roles_for(capabilities: Capabilities, settings: Settings, registered: CSIDriver | None) -> frozenset[Role]:
+def roles_for(capabilities: Capabilities, settings: SidecarSettings, registered: CSIDriver | None) -> frozenset[Role]:
     """Every role that the driver's capabilities (and its CSIDriver object) call for."""
     can = capabilities
     roles = set()

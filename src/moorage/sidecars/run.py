@@ -12,29 +12,29 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from moorage.errors import MoorageError, UsageError
-from moorage.kube import config as kube_config
-from moorage.kube import endpoint as http
-from moorage.kube.client import Client
-from moorage.kube.election import ElectionConfig, Elector, LeadershipLost
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informers
+from moorage.kube.control import probes as http
+from moorage.kube.control.election import ElectionConfig, Elector, LeadershipLost
 from moorage.kube.errors import ApiError, Forbidden
-from moorage.kube.informer import Informers
 from moorage.kube.objects import CSIDriver
 from moorage.log import get_logger
 from moorage.sidecars.attacher.run import Attacher
 from moorage.sidecars.capacity.run import CapacityPublisher
-from moorage.sidecars.context import Context, Part
-from moorage.sidecars.driver import Driver
-from moorage.sidecars.health import HealthMonitor
+from moorage.sidecars.context import RoleContext, RoleTask
+from moorage.sidecars.driver import DriverConnection
 from moorage.sidecars.leases import lease_name
 from moorage.sidecars.liveness import LivenessProbe
 from moorage.sidecars.metrics import Metrics
 from moorage.sidecars.provisioner.run import Provisioner
 from moorage.sidecars.registrar import Registrar
 from moorage.sidecars.resizer.run import Resizer
+from moorage.sidecars.role_health import Standing
 from moorage.sidecars.roles import Role, needs_api, roles_for
-from moorage.sidecars.settings import Settings, Surroundings, pairs_from
+from moorage.sidecars.settings import Environment, SidecarSettings, pairs_from
 from moorage.sidecars.snapshotter.run import Snapshotter
-from moorage.sidecars.standing import Standing
+from moorage.sidecars.volume_health import HealthMonitor
 
 log = get_logger(__name__)
 
@@ -44,11 +44,11 @@ _LIVENESS_PORT = 9808
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRoles:
     """What a process is to run; without roles, every one that the driver's capabilities call for."""
 
-    settings: Settings
-    around: Surroundings
+    settings: SidecarSettings
+    around: Environment
     roles: frozenset[Role] = frozenset()
 
     @property
@@ -58,7 +58,7 @@ class Wanted:
         return self.settings.health_port or (_LIVENESS_PORT if is_needed else 0)
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: WantedRoles) -> None:
     """UsageError for what cannot work, before anything is started."""
     wanted.settings.check()
     if wanted.settings.node_deployment and not wanted.around.node_name:
@@ -67,7 +67,7 @@ def check(wanted: Wanted) -> None:
         )
 
 
-async def run(wanted: Wanted, api: kube_config.ApiConfig | None = None) -> None:
+async def run(wanted: WantedRoles, api: kube_config.ApiConfig | None = None) -> None:
     """Run until cancelled. A driver that goes away is waited for; only a wrong set-up ends the process."""
     check(wanted)
     process = _Process(wanted, api)
@@ -77,17 +77,17 @@ async def run(wanted: Wanted, api: kube_config.ApiConfig | None = None) -> None:
 class _Process:
     """All that outlives one connection to the driver."""
 
-    def __init__(self, wanted: Wanted, api: kube_config.ApiConfig | None) -> None:
+    def __init__(self, wanted: WantedRoles, api: kube_config.ApiConfig | None) -> None:
         self._wanted = wanted
         self._settings = wanted.settings
         self._api = api
         self._metrics = Metrics()
-        self._driver = Driver(self._settings.csi_address, self._metrics.observe_call)
+        self._driver = DriverConnection(self._settings.csi_address, self._metrics.observe_call)
         self._electors: dict[str, Elector] = {}
-        self._checks: dict[str, http.Check] = {}
+        self._checks: dict[str, http.ProbeCheck] = {}
         self._standing = Standing()
-        self._context: Context | None = None
-        self._parts: dict[Role, Part] = {}
+        self._context: RoleContext | None = None
+        self._parts: dict[Role, RoleTask] = {}
         self._parts_of = ""
 
     async def run(self) -> None:
@@ -163,7 +163,7 @@ class _Process:
                 log.warning("API server does not answer", reason=str(error))
                 await asyncio.sleep(_RESTART_START_S)
 
-    async def _connected(self, stack: AsyncExitStack) -> Context:
+    async def _connected(self, stack: AsyncExitStack) -> RoleContext:
         if self._context is None:
             settings = self._settings
             api = self._api or kube_config.load(settings.kubeconfig or None)
@@ -172,7 +172,7 @@ class _Process:
             informers = await stack.enter_async_context(Informers(client, resync_s=settings.resync_s))
             around = self._wanted.around
             around = replace(around, namespace=around.namespace or client.namespace)
-            self._context = Context(settings, around, self._driver, client, informers, self._metrics, api)
+            self._context = RoleContext(settings, around, self._driver, client, informers, self._metrics, api)
         return self._context
 
     async def _keep_running(self, group: tuple[Role, ...]) -> None:
@@ -217,12 +217,12 @@ class _Process:
         else:
             await self._elector(lease).lead(work)
 
-    def _part(self, role: Role) -> Part:
+    def _part(self, role: Role) -> RoleTask:
         if role not in self._parts:
             self._parts[role] = self._new_part(role)
         return self._parts[role]
 
-    def _new_part(self, role: Role) -> Part:
+    def _new_part(self, role: Role) -> RoleTask:
         settings = self._settings
         if role is Role.REGISTRAR:
             folder = settings.plugin_registration_path
@@ -300,7 +300,7 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-Maker = Callable[[Context], Part]
+Maker = Callable[[RoleContext], RoleTask]
 _MAKERS: Mapping[Role, Maker] = {
     Role.PROVISIONER: Provisioner,
     Role.ATTACHER: Attacher,

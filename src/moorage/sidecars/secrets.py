@@ -6,7 +6,7 @@ Owns: fetching and decoding. Values go into the request and nowhere else: no log
 import base64
 import binascii
 
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import Secret, SecretReference
 from moorage.sidecars.errors import BadParameters, SidecarError

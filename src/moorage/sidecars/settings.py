@@ -59,7 +59,7 @@ def _duration(default: float | None, help: str, **more: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SidecarSettings:
     """The flags of all roles; a flag whose default differs between roles is None until it is given."""
 
     csi_address: str = _flag("/run/csi/socket", "The driver's socket, as a path or unix:// address.")
@@ -171,7 +171,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Environment:
     """What a process learns from where it runs: its node, pod, namespace and host."""
 
     node_name: str = ""
@@ -182,7 +182,7 @@ class Surroundings:
     identity: str = ""  # who holds a lease; the host alone would make two processes of one machine the same holder
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], hostname: str, pid: int, account_namespace: str) -> "Surroundings":
+    def of(cls, environment: Mapping[str, str], hostname: str, pid: int, account_namespace: str) -> "Environment":
         return cls(
             node_name=environment.get("NODE_NAME", ""),
             namespace=environment.get("POD_NAMESPACE", "") or account_namespace or "default",

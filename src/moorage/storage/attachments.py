@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from moorage.log import get_logger
-from moorage.storage.context import Context
+from moorage.storage.context import PoolContext
 from moorage.storage.errors import (
     AttachedDifferently,
     AttachedElsewhere,
@@ -38,7 +38,7 @@ from moorage.storage.errors import (
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import VolumeId, id_from, is_volume_id
 from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
-from moorage.storage.model import Attachment, Scope
+from moorage.storage.model import Attachment, PoolScope
 
 log = get_logger(__name__)
 
@@ -75,12 +75,12 @@ class _Node(msgspec.Struct, frozen=True):
 T = TypeVar("T")
 
 
-def prepare(context: Context, built: str) -> None:
+def prepare(context: PoolContext, built: str) -> None:
     """Give a volume that is being built its place for attachments, while nobody knows its name.
 
     GlusterFS can fail to make a directory, or a symbolic link, that somebody looks up at that moment.
     """
-    if context.config.scope is Scope.SHARED:
+    if context.config.scope is PoolScope.SHARED:
         with contextlib.suppress(FileExistsError):  # a repeated import
             os.mkdir(os.path.join(built, DIRECTORY), 0o700)
 
@@ -88,7 +88,7 @@ def prepare(context: Context, built: str) -> None:
 class Attachments:
     """The attachments of one shared pool."""
 
-    def __init__(self, context: Context, volume_directory: Callable[[str], str]) -> None:
+    def __init__(self, context: PoolContext, volume_directory: Callable[[str], str]) -> None:
         self._context = context
         self._layout = context.layout
         self._volume_directory = volume_directory

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorage.storage.layout import Layout
+from moorage.storage.layout import PoolLayout
 from moorage.storage.ledger import Ledger
-from moorage.storage.model import Kind, PoolConfig
-from moorage.storage.treesizes import TreeSizes
+from moorage.storage.model import PoolConfig, VolumeKind
+from moorage.storage.tree_sizes import TreeSizes
 
 
 class KeyedLocks:
@@ -43,7 +43,7 @@ class KeyedLocks:
 
 
 @dataclass(slots=True)
-class Context:
+class PoolContext:
     """One open pool.
 
     `make_room` frees trash until so many bytes are free, oldest first; `attached_nodes` says which
@@ -51,7 +51,7 @@ class Context:
     """
 
     config: PoolConfig
-    layout: Layout
+    layout: PoolLayout
     ledger: Ledger
     fstype: str
     copies_by_reflink: bool
@@ -66,9 +66,9 @@ class Context:
     def is_btrfs(self) -> bool:
         return self.fstype == "btrfs"
 
-    def data_bytes(self, data: str | Path, kind: Kind) -> int:
+    def data_bytes(self, data: str | Path, kind: VolumeKind) -> int:
         """What a volume's or snapshot's data takes on disk now; nothing where it is missing."""
-        if kind is Kind.DIRECTORY:
+        if kind is VolumeKind.DIRECTORY:
             return self.tree_sizes.bytes_of(os.fspath(data))
         try:
             found = os.lstat(data)

@@ -21,14 +21,14 @@ import msgspec
 from moorage.host import freeze, loop, mountinfo
 from moorage.host.boot import boot_id
 from moorage.host.errors import HostError
-from moorage.host.extents import Progress, clone_file, copy_sparse
+from moorage.host.extents import CopyProgress, clone_file, copy_sparse
 from moorage.log import get_logger
 from moorage.storage import directories
-from moorage.storage.context import Context
+from moorage.storage.context import PoolContext
 from moorage.storage.errors import ImageMissing, InUseCopyRefused, OutOfSpace
 from moorage.storage.failpoints import reached
-from moorage.storage.model import CopyPath, InUse, Kind
-from moorage.storage.usage import Use, observe, one_mount_each
+from moorage.storage.model import CopyPath, InUse, VolumeKind
+from moorage.storage.usage import HostUse, observe, one_mount_each
 
 log = get_logger(__name__)
 
@@ -40,7 +40,7 @@ class Job:
     """One thing to copy. `is_blank` marks an image whose first format never ended: it holds nothing."""
 
     ident: str
-    kind: Kind
+    kind: VolumeKind
     source: Path
     target: str
     in_use: InUse
@@ -71,18 +71,18 @@ class _FrozenRecord(msgspec.Struct):
     boot: str
 
 
-def plan_copy(job: Job, use: Use, context: Context, nodes: Sequence[str] = ()) -> CopyPlan:
+def plan_copy(job: Job, use: HostUse, context: PoolContext, nodes: Sequence[str] = ()) -> CopyPlan:
     """Decide, or refuse with advice. Pure: the use and the nodes that it is attached to were observed
     before."""
     config = context.config
-    is_instant = context.is_btrfs if job.kind is Kind.DIRECTORY else context.copies_by_reflink
+    is_instant = context.is_btrfs if job.kind is VolumeKind.DIRECTORY else context.copies_by_reflink
     if nodes and not use and job.in_use is not InUse.LIVE and not is_instant:
         lacks = "cannot copy a directory in one moment" if context.copies_by_reflink else "has no reflinks"
         raise InUseCopyRefused(
             f"volume {job.ident} is attached to {', '.join(nodes)}, where it cannot be held still from here, and "
             f"the pool's filesystem ({context.fstype}) {lacks}; detach it first"
         )
-    if job.kind is Kind.DIRECTORY:
+    if job.kind is VolumeKind.DIRECTORY:
         if context.is_btrfs or not use.mountpoints or job.in_use is InUse.LIVE:
             return CopyPlan(False, 0.0)
         raise InUseCopyRefused(
@@ -111,10 +111,10 @@ def plan_copy(job: Job, use: Use, context: Context, nodes: Sequence[str] = ()) -
 class Copier:
     """Copies within one pool."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: PoolContext) -> None:
         self._context = context
 
-    def cut(self, jobs: Sequence[Job], progress: Progress | None = None) -> tuple[list[Cut], float]:
+    def cut(self, jobs: Sequence[Job], progress: CopyProgress | None = None) -> tuple[list[Cut], float]:
         """Copy all jobs from one moment; returns what each became, and the ms that writers were held."""
         uses = [observe(job.source, job.kind) for job in jobs]
         plans = [
@@ -135,7 +135,7 @@ class Copier:
             log.info("copied", source=job.ident, path=cut.path, bytes=cut.data_bytes, held_ms=hold.held_ms)
         return cuts, hold.held_ms
 
-    def copy_at_rest(self, job: Job, progress: Progress | None = None) -> Cut:
+    def copy_at_rest(self, job: Job, progress: CopyProgress | None = None) -> Cut:
         """Copy something that never changes: a snapshot."""
         self.check_space([job])
         cut = self._finished(job, self._copy(job, progress))
@@ -156,21 +156,21 @@ class Copier:
                 f"a copy of {names} needs {needed} bytes; pool {self._context.config.name} has {max(0, free)} free"
             )
 
-    def _flush(self, job: Job, use: Use, plan: CopyPlan) -> None:
+    def _flush(self, job: Job, use: HostUse, plan: CopyPlan) -> None:
         """Write what is cached above the image while writers still run: the hold gets shorter.
 
         Where nobody is held the image itself need not be synced: FICLONE writes its cached pages
         first, a sparse copy reads them, and the copy is fsynced in either case.
         """
-        if job.kind is Kind.IMAGE:
+        if job.kind is VolumeKind.IMAGE:
             for device in use.devices:
                 loop.flush(device.path)
             if plan.freeze:
                 with _readable(job) as fd:
                     os.fsync(fd)
 
-    def _copy(self, job: Job, progress: Progress | None) -> CopyPath:
-        if job.kind is Kind.DIRECTORY:
+    def _copy(self, job: Job, progress: CopyProgress | None) -> CopyPath:
+        if job.kind is VolumeKind.DIRECTORY:
             return directories.copy(os.fspath(job.source), job.target, self._context.is_btrfs, progress)
         with _readable(job) as source:
             target = os.open(job.target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -186,7 +186,7 @@ class Copier:
                 os.close(target)
 
     def _finished(self, job: Job, path: CopyPath) -> Cut:
-        if job.kind is Kind.DIRECTORY:
+        if job.kind is VolumeKind.DIRECTORY:
             return Cut(path, 0, self._context.data_bytes(job.source, job.kind))
         fd = os.open(job.target, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -197,7 +197,7 @@ class Copier:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _held(self, uses: Sequence[Use], bound_s: float) -> Iterator[freeze.Hold]:
+    def _held(self, uses: Sequence[HostUse], bound_s: float) -> Iterator[freeze.Hold]:
         mountpoints = [place for use in uses for place in one_mount_each(use)]
         if not mountpoints:
             yield freeze.Hold()

@@ -10,7 +10,7 @@ import os
 import zlib
 
 from moorage.host import libc, quota, subvolumes
-from moorage.host.extents import Progress
+from moorage.host.extents import CopyProgress
 from moorage.log import get_logger
 from moorage.storage.model import CopyPath
 from moorage.storage.trees import copy_tree
@@ -42,7 +42,7 @@ def limit(path: str, ident: str, size_bytes: int, is_btrfs: bool) -> bool:
     return quota.limit_directory(path, project, size_bytes)
 
 
-def copy(source: str, target: str, is_btrfs: bool, progress: Progress | None = None) -> CopyPath:
+def copy(source: str, target: str, is_btrfs: bool, progress: CopyProgress | None = None) -> CopyPath:
     """A copy of a directory volume at `target`, which must not exist yet; fsynced."""
     if is_btrfs and subvolumes.is_subvolume(source):
         subvolumes.snapshot(source, target)

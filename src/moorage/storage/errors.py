@@ -24,7 +24,7 @@ class InvalidValue(InvalidRequest):
         self.field = field
 
 
-class NotFound(StorageError):
+class NoSuchObject(StorageError):
     """There is no such object in this pool; ids that cannot exist give the same answer."""
 
     code = "NOT_FOUND"
@@ -38,23 +38,23 @@ class NotFound(StorageError):
         self.ident = ident
 
 
-class VolumeNotFound(NotFound):
+class VolumeNotFound(NoSuchObject):
     what = "volume"
 
 
-class SnapshotNotFound(NotFound):
+class SnapshotNotFound(NoSuchObject):
     what = "snapshot"
 
 
-class GroupNotFound(NotFound):
+class GroupNotFound(NoSuchObject):
     what = "group snapshot"
 
 
-class NodeNotFound(NotFound):
+class NodeNotFound(NoSuchObject):
     what = "node"
 
 
-class NotInTrash(NotFound):
+class NotInTrash(NoSuchObject):
     what = "deleted object"
 
 

@@ -17,7 +17,7 @@ from moorage.host.errors import host_error
 from moorage.storage.errors import DamagedRecord, SnapshotNotFound, StorageError, VolumeNotFound
 from moorage.storage.ids import id_from, is_id
 from moorage.storage.layout import read_file
-from moorage.storage.model import CreateSnapshot, PoolConfig, Scope, Snapshot, Volume
+from moorage.storage.model import CreateSnapshot, PoolConfig, PoolScope, Snapshot, Volume
 from moorage.storage.pool import Pool
 from moorage.storage.records import PoolRecord, decoded
 from moorage.storage.trash import Trash
@@ -42,18 +42,18 @@ def open_pool(directory: Path, *, make: bool = False, trash_retention_s: float =
     config = PoolConfig(
         name=root.name or "pool",
         directory=root,
-        scope=scope or Scope.NODE,
+        scope=scope or PoolScope.NODE,
         owner=False,
         trash_retention_s=trash_retention_s,
     )
     return Pool.open(config)
 
 
-def _scope_of(root: Path) -> Scope | None:
+def _scope_of(root: Path) -> PoolScope | None:
     path = root / "pool.json"
     try:
         record = decoded(read_file(os.fspath(path)), PoolRecord, path)
-        return Scope(record.scope)
+        return PoolScope(record.scope)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as failed:

@@ -18,7 +18,7 @@ from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.host.mounts import is_corrupted
 from moorage.host.probe import probe_known
-from moorage.storage.model import Capacity, HealthEntry, HealthStatus, Kind, Volume
+from moorage.storage.model import Capacity, HealthEntry, HealthStatus, Volume, VolumeKind
 
 DEGRADED, INACCESSIBLE, DATA_LOSS = HealthStatus.DEGRADED, HealthStatus.INACCESSIBLE, HealthStatus.DATA_LOSS
 
@@ -58,7 +58,7 @@ def volume_signs(volume: Volume) -> list[HealthEntry]:
         return [sign("DataMissing", f"{volume.data} does not exist")]
     except OSError as failed:
         return [sign("DataUnreadable", f"{volume.data}: {failed.strerror}")]
-    if volume.kind is Kind.DIRECTORY:
+    if volume.kind is VolumeKind.DIRECTORY:
         return _directory_signs(volume, found)
     if not stat.S_ISREG(found.st_mode):
         return [sign("DataMissing", f"{volume.data} is not a regular file")]
@@ -95,7 +95,7 @@ def pool_signs(name: str, space: Capacity) -> list[HealthEntry]:
 
 def node_signs(volume: Volume, wants_direct_io: bool = True) -> list[HealthEntry]:
     """What this node's kernel shows about a volume in use here."""
-    if volume.kind is not Kind.IMAGE:
+    if volume.kind is not VolumeKind.IMAGE:
         return []
     entries: list[HealthEntry] = []
     attached = loop.files()

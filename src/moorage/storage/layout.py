@@ -34,7 +34,7 @@ from moorage.storage.records import PoolRecord, decoded, encoded
 from moorage.storage.trees import remove_tree
 
 FORMAT = 1
-Migration = Callable[["Layout"], None]
+Migration = Callable[["PoolLayout"], None]
 MIGRATIONS: Mapping[int, Migration] = {}
 """From each format to the next. A step may be repeated: a crash runs it again."""
 
@@ -82,7 +82,7 @@ class GroupSync:
             raise failure
 
 
-class Layout:
+class PoolLayout:
     """The paths of one pool, and the only code that changes its directories."""
 
     def __init__(self, name: str, root: Path) -> None:

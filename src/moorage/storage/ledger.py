@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from moorage.host.mounts import Space
 from moorage.storage.errors import OutOfSpace, SizeOutOfRange
-from moorage.storage.model import MIB, Capacity, PoolConfig, Scope
+from moorage.storage.model import MIB, Capacity, PoolConfig, PoolScope
 
 _FRESH_S = 60.0
 _FRESH_SHARED_S = 5.0
@@ -46,7 +46,7 @@ class Ledger:
         self._counted_at = float("-inf")
         self._count_took = 0.0
         # Other nodes change a shared pool without telling; a node's own pool has one owner.
-        self._fresh_s = _FRESH_SHARED_S if config.scope is Scope.SHARED else _FRESH_S
+        self._fresh_s = _FRESH_SHARED_S if config.scope is PoolScope.SHARED else _FRESH_S
 
     def recount(self, *, at_most_every_s: float = 0.0) -> bool:
         """Count the pool anew; False when the last count is younger than asked for."""
@@ -128,7 +128,7 @@ class Ledger:
             self._sums.promised += size
 
     def _take(self, size: int, what: str) -> None:
-        if self._counted_at == float("-inf") or self._config.scope is Scope.SHARED:
+        if self._counted_at == float("-inf") or self._config.scope is PoolScope.SHARED:
             self.recount(at_most_every_s=self._fresh_s)
         if self._try(size):
             return

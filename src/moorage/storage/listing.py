@@ -13,7 +13,7 @@ import msgspec
 
 from moorage.host.extents import SHARED, extents_of
 from moorage.storage.ids import is_volume_id
-from moorage.storage.model import Kind
+from moorage.storage.model import VolumeKind
 from moorage.storage.pool import Pool
 from moorage.storage.records import VolumeRecord
 
@@ -28,7 +28,7 @@ class _Cut(msgspec.Struct):
 _cuts = msgspec.json.Decoder(_Cut)
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class VolumeRow(msgspec.Struct, frozen=True, gc=False):
     """One volume. Sizes are bytes; `shared_bytes` of the used ones belong to a snapshot or another volume too."""
 
     id: str
@@ -43,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     problem: str = ""
 
 
-def overview(pool: Pool) -> list[Row]:
+def overview(pool: Pool) -> list[VolumeRow]:
     """Every volume in order of id; one whose record cannot be read is there with its problem."""
     layout = pool.context.layout
     with layout.translated("list volumes"):
@@ -69,7 +69,7 @@ def shared_bytes(pool: Pool, data: str) -> int:
         os.close(fd)
 
 
-def _row(pool: Pool, base: int, name: str, cuts: int) -> Row | None:
+def _row(pool: Pool, base: int, name: str, cuts: int) -> VolumeRow | None:
     try:
         raw = _read(f"{name}/volume.json", base)
         record = _decoder.decode(raw)
@@ -81,15 +81,15 @@ def _row(pool: Pool, base: int, name: str, cuts: int) -> Row | None:
         return _damaged(name, f"the record cannot be read: {failed}")
     used, problem = _used(pool, base, name, record)
     shared = 0
-    if used and record.kind is Kind.IMAGE and (cuts or record.source is not None):
+    if used and record.kind is VolumeKind.IMAGE and (cuts or record.source is not None):
         shared = min(used, shared_bytes(pool, os.path.join(pool.context.layout.volumes, name, "data")))
     size, kind = record.size_bytes, record.kind.value
-    return Row(name, record.name, kind, record.filesystem, size, used, shared, cuts, record.created_ns, problem)
+    return VolumeRow(name, record.name, kind, record.filesystem, size, used, shared, cuts, record.created_ns, problem)
 
 
 def _used(pool: Pool, base: int, name: str, record: VolumeRecord) -> tuple[int, str]:
     try:
-        if record.kind is Kind.DIRECTORY:
+        if record.kind is VolumeKind.DIRECTORY:
             path = os.path.join(pool.context.layout.volumes, name, "data")
             return pool.context.data_bytes(path, record.kind), "" if os.path.isdir(path) else "the data is missing"
         found = os.stat(f"{name}/data", dir_fd=base, follow_symlinks=False)
@@ -98,8 +98,8 @@ def _used(pool: Pool, base: int, name: str, record: VolumeRecord) -> tuple[int, 
     return min(found.st_size, found.st_blocks * 512), "" if found.st_size >= record.size_bytes else "cut short"
 
 
-def _damaged(name: str, why: str) -> Row:
-    return Row(name, "", "", "", 0, 0, 0, 0, 0, why)
+def _damaged(name: str, why: str) -> VolumeRow:
+    return VolumeRow(name, "", "", "", 0, 0, 0, 0, 0, why)
 
 
 def _snapshot_counts(snapshots: str, groups: str) -> Counter[str]:

@@ -18,14 +18,14 @@ T = TypeVar("T")
 MIB = 1024 * 1024
 
 
-class Kind(StrEnum):
+class VolumeKind(StrEnum):
     """An image is a file behind a loop device; a directory is shared as it is."""
 
     IMAGE = "image"
     DIRECTORY = "directory"
 
 
-class Scope(StrEnum):
+class PoolScope(StrEnum):
     """Who sees the pool: one node, or all of them."""
 
     NODE = "node"
@@ -85,7 +85,7 @@ class CreateVolume:
     required_bytes: int = 0
     limit_bytes: int = 0
     smallest_bytes: int = 0
-    kind: Kind = Kind.IMAGE
+    kind: VolumeKind = VolumeKind.IMAGE
     filesystem: str = "ext4"
     thick: bool = False
     source: Source | None = None
@@ -102,7 +102,7 @@ class Volume:
     id: VolumeId
     name: str
     pool: str
-    kind: Kind
+    kind: VolumeKind
     size_bytes: int
     filesystem: str
     thick: bool
@@ -135,7 +135,7 @@ class Snapshot:
     name: str
     pool: str
     volume_id: VolumeId
-    kind: Kind
+    kind: VolumeKind
     size_bytes: int
     data_bytes: int
     filesystem: str
@@ -189,17 +189,17 @@ class HealthEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class VolumeCondition:
     """The same facts in the form of CSI 1.12."""
 
     abnormal: bool
     message: str
 
     @staticmethod
-    def of(entries: tuple[HealthEntry, ...]) -> "Condition":
+    def of(entries: tuple[HealthEntry, ...]) -> "VolumeCondition":
         if not entries:
-            return Condition(False, "the volume is healthy")
-        return Condition(True, "; ".join(f"{entry.reason}: {entry.message}" for entry in entries))
+            return VolumeCondition(False, "the volume is healthy")
+        return VolumeCondition(True, "; ".join(f"{entry.reason}: {entry.message}" for entry in entries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class PoolConfig:
 
     name: str
     directory: Path
-    scope: Scope = Scope.NODE
+    scope: PoolScope = PoolScope.NODE
     owner: bool = True
     reserve_fraction: float = 0.05
     overcommit: float = 1.0

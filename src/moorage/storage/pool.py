@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from moorage.host.errors import HostError
-from moorage.host.extents import Progress, Range, clone_file
+from moorage.host.extents import CopyProgress, Range, clone_file
 from moorage.host.mountinfo import mount_containing
 from moorage.host.mounts import space_of
 from moorage.log import get_logger
 from moorage.storage import health
 from moorage.storage.attachments import Attachments
 from moorage.storage.changes import Comparison, allocated_ranges
-from moorage.storage.context import Context
+from moorage.storage.context import PoolContext
 from moorage.storage.copies import Copier, thaw_leftovers
 from moorage.storage.errors import (
     DamagedRecord,
@@ -35,7 +35,7 @@ from moorage.storage.errors import (
     VolumeNotFound,
 )
 from moorage.storage.ids import VolumeId, group_of, is_volume_id
-from moorage.storage.layout import Layout
+from moorage.storage.layout import PoolLayout
 from moorage.storage.ledger import Ledger, Sums
 from moorage.storage.model import (
     Attachment,
@@ -47,14 +47,14 @@ from moorage.storage.model import (
     HealthEntry,
     HealthStatus,
     InUse,
-    Kind,
     Page,
     PoolConfig,
-    Scope,
+    PoolScope,
     Snapshot,
     Trashed,
     Volume,
     VolumeHealth,
+    VolumeKind,
 )
 from moorage.storage.snapshots import Snapshots
 from moorage.storage.trash import Trash
@@ -69,7 +69,7 @@ _WATCH_S = 10.0
 class Pool:
     """One open pool. Every method may be called from any thread."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: PoolContext) -> None:
         """Use `Pool.open`."""
         self._context = context
         self._layout = context.layout
@@ -88,12 +88,12 @@ class Pool:
     def open(cls, config: PoolConfig) -> "Pool":
         """Make or open the pool in a directory; what a dead process left behind is put right."""
         directory = Path(os.path.realpath(config.directory))
-        layout = Layout(config.name, directory)
+        layout = PoolLayout(config.name, directory)
         layout.open(config.scope, config.owner)
         try:
             with layout.translated("open"):
                 ledger = Ledger(config, lambda: space_of(directory), lambda: pool._count())
-                context = Context(
+                context = PoolContext(
                     config=config,
                     layout=layout,
                     ledger=ledger,
@@ -120,13 +120,13 @@ class Pool:
         if config.owner:
             for place in thaw_leftovers(self._layout.frozen):
                 log.warning("thawed what a dead process left frozen", mountpoint=place)
-            age = _SHARED_TMP_AGE_S if config.scope is Scope.SHARED else 0.0
+            age = _SHARED_TMP_AGE_S if config.scope is PoolScope.SHARED else 0.0
             swept = self._layout.sweep_tmp(age)
             if swept:
                 log.info("swept unfinished work", pool=config.name, entries=swept)
         else:
             context.changed_by_guest = self._tell_owner
-        if config.scope is Scope.SHARED:
+        if config.scope is PoolScope.SHARED:
             context.attached_nodes = lambda ident: [held.node_id for held in self._attachments.attachments(ident)]
         if config.owner and config.background:
             self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
@@ -159,7 +159,7 @@ class Pool:
         return self._context.config
 
     @property
-    def context(self) -> Context:
+    def context(self) -> PoolContext:
         """What the other modules of this package work with: directories, ledger, locks."""
         return self._context
 
@@ -174,7 +174,7 @@ class Pool:
 
     # --- volumes ---------------------------------------------------------------------------
 
-    def create_volume(self, request: CreateVolume, progress: Progress | None = None) -> Volume:
+    def create_volume(self, request: CreateVolume, progress: CopyProgress | None = None) -> Volume:
         self._see_guests()
         return self._volumes.create(request, progress)
 
@@ -207,7 +207,7 @@ class Pool:
                         # It cannot be used any more, but it can be deleted.
                         log.warning("deleting a damaged volume", volume=ident, error=str(damaged))
                         self._context.ledger.stale()
-                    if self.config.scope is Scope.SHARED:
+                    if self.config.scope is PoolScope.SHARED:
                         self._attachments.seal(ident)
                     self._trash.put("volume", ident, directory, promised)
             except VolumeNotFound:
@@ -240,7 +240,7 @@ class Pool:
 
     # --- snapshots and groups --------------------------------------------------------------
 
-    def create_snapshot(self, request: CreateSnapshot, progress: Progress | None = None) -> Snapshot:
+    def create_snapshot(self, request: CreateSnapshot, progress: CopyProgress | None = None) -> Snapshot:
         self._see_guests()
         return self._snapshots.create(request, self._volumes, progress)
 
@@ -342,7 +342,7 @@ class Pool:
 
     def _image_snapshot(self, ident: str, start: int = 0) -> Snapshot:
         snapshot = self.snapshot(ident)
-        if snapshot.kind is not Kind.IMAGE:
+        if snapshot.kind is not VolumeKind.IMAGE:
             raise InvalidValue("snapshot_id", f"{ident} is of a directory, which has no blocks")
         if not 0 <= start <= snapshot.size_bytes:
             raise SizeOutOfRange(f"starting_offset {start} lies outside of snapshot {ident}")
@@ -360,7 +360,7 @@ class Pool:
 
     def undelete(self, ident: str, what: str = "volume") -> str:
         """Put a deleted object back, whole, with its id; takes an id or the caller's name."""
-        is_attached = what == "volume" and self.config.scope is Scope.SHARED
+        is_attached = what == "volume" and self.config.scope is PoolScope.SHARED
         # In the trash, where nobody can attach it: a crash after the move would leave it sealed for ever.
         return self._trash.undelete(ident, what, self._attachments.unseal if is_attached else None)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.storage.errors import DamagedRecord
 from moorage.storage.ids import GroupId, SnapshotId, VolumeId
-from moorage.storage.model import CopyPath, Group, InUse, Kind, Snapshot, Source, Volume
+from moorage.storage.model import CopyPath, Group, InUse, Snapshot, Source, Volume, VolumeKind
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -28,7 +28,7 @@ class SourceRecord(msgspec.Struct, frozen=True):
 class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     id: Text
     name: Text
-    kind: Kind
+    kind: VolumeKind
     size_bytes: Size
     created_ns: Size
     filesystem: str = ""
@@ -67,7 +67,7 @@ class SnapshotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     id: Text
     name: Text
     volume_id: Text
-    kind: Kind
+    kind: VolumeKind
     size_bytes: Size
     data_bytes: Size
     created_ns: Size

@@ -7,7 +7,7 @@ Start reading at: `plan_size`.
 
 from moorage.host.filesystems import FILESYSTEMS, MINIMUM_BYTES
 from moorage.storage.errors import InvalidValue, SizeOutOfRange
-from moorage.storage.model import MIB, CreateVolume, Kind
+from moorage.storage.model import MIB, CreateVolume, VolumeKind
 
 DEFAULT_BYTES = 1024 * MIB
 MAXIMUM_BYTES = 8 * 1024 * 1024 * 1024 * MIB - MIB
@@ -54,9 +54,9 @@ def plan_size(request: CreateVolume, source_bytes: int = 0) -> int:
     return size
 
 
-def minimum_for(kind: Kind, filesystem: str) -> int:
+def minimum_for(kind: VolumeKind, filesystem: str) -> int:
     """The smallest volume of this kind; an unknown filesystem is an error."""
-    if kind is Kind.DIRECTORY:
+    if kind is VolumeKind.DIRECTORY:
         return MIB
     if filesystem and filesystem not in FILESYSTEMS:
         raise InvalidValue(

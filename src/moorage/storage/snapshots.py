@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from moorage.host.extents import Progress
+from moorage.host.extents import CopyProgress
 from moorage.log import get_logger
-from moorage.storage.context import Context
+from moorage.storage.context import PoolContext
 from moorage.storage.copies import Copier, Cut, Job
 from moorage.storage.errors import (
     DamagedRecord,
@@ -26,7 +26,7 @@ from moorage.storage.errors import (
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import GroupId, group_of, id_from, is_id, member_id
 from moorage.storage.layout import fsync_path, write_file
-from moorage.storage.model import CreateSnapshot, Group, InUse, Kind, Page, Snapshot, Volume
+from moorage.storage.model import CreateSnapshot, Group, InUse, Page, Snapshot, Volume, VolumeKind
 from moorage.storage.records import GroupRecord, R, SnapshotRecord, decoded, encoded
 
 log = get_logger(__name__)
@@ -50,7 +50,7 @@ class VolumeSource(Protocol):
 class Snapshots:
     """The snapshots and groups of one pool."""
 
-    def __init__(self, context: Context, copier: Copier) -> None:
+    def __init__(self, context: PoolContext, copier: Copier) -> None:
         self._context = context
         self._layout = context.layout
         self._copier = copier
@@ -128,7 +128,7 @@ class Snapshots:
 
     # --- one snapshot ----------------------------------------------------------------------
 
-    def create(self, request: CreateSnapshot, volumes: VolumeSource, progress: Progress | None = None) -> Snapshot:
+    def create(self, request: CreateSnapshot, volumes: VolumeSource, progress: CopyProgress | None = None) -> Snapshot:
         """A snapshot with this name, cut now or before."""
         ident = id_from(request.name)
         with (
@@ -152,7 +152,7 @@ class Snapshots:
         request: CreateSnapshot,
         volume: Volume,
         volumes: VolumeSource,
-        progress: Progress | None,
+        progress: CopyProgress | None,
     ) -> Snapshot:
         held = self._context.data_bytes(volume.data, volume.kind)
         with (
@@ -277,7 +277,7 @@ def _record(
     parameters: Mapping[str, str],
     group_id: str = "",
 ) -> SnapshotRecord:
-    is_image = volume.kind is Kind.IMAGE
+    is_image = volume.kind is VolumeKind.IMAGE
     return SnapshotRecord(
         id=ident,
         name=name,

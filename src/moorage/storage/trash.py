@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from moorage.log import get_logger
-from moorage.storage import mutable, snapshots, volumes
-from moorage.storage.context import Context
+from moorage.storage import snapshots, tunables, volumes
+from moorage.storage.context import PoolContext
 from moorage.storage.errors import DamagedRecord, InvalidValue, NameTaken, NotInTrash
 from moorage.storage.failpoints import reached
 from moorage.storage.layout import read_record
@@ -33,7 +33,7 @@ KINDS = ("volume", "snapshot", "group")
 class Trash:
     """The trash of one pool."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: PoolContext) -> None:
         self._context = context
         self._layout = context.layout
 
@@ -73,7 +73,7 @@ class Trash:
         with contextlib.suppress(DamagedRecord, OSError, InvalidValue):
             if what == "volume":
                 record = decoded(read_record(path, volumes.RECORD), VolumeRecord, path, ident)
-                own = mutable.Settings.of(record.mutable).trash_retention_s
+                own = tunables.Tunables.of(record.mutable).trash_retention_s
                 if record.ephemeral:
                     own = 0.0
                 return record.name, default if own is None else own

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moorage.host import subvolumes
-from moorage.host.extents import Progress, clone_file, copy_sparse
+from moorage.host.extents import CopyProgress, clone_file, copy_sparse
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -37,7 +37,7 @@ class TreeCopy:
     done_bytes: int = 0
 
 
-def copy_tree(source: str, target: str, progress: Progress | None = None) -> TreeCopy:
+def copy_tree(source: str, target: str, progress: CopyProgress | None = None) -> TreeCopy:
     """Copy what is below `source` into the existing directory `target`, and its own attributes.
 
     Every file is fsynced by one syncfs at the end, which the caller does.
@@ -83,7 +83,7 @@ def _copy_directory(
     target: str,
     links: dict[tuple[int, int], str],
     result: TreeCopy,
-    progress: Progress | None,
+    progress: CopyProgress | None,
     total: int,
 ) -> None:
     with os.scandir(source) as entries:
@@ -109,7 +109,7 @@ def _copy_directory(
 
 
 def _copy_one(
-    old: str, new: str, found: os.stat_result, result: TreeCopy, progress: Progress | None, total: int
+    old: str, new: str, found: os.stat_result, result: TreeCopy, progress: CopyProgress | None, total: int
 ) -> None:
     mode = found.st_mode
     if stat.S_ISREG(mode):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from moorage.host import loop, mountinfo
 from moorage.host.loop import LoopDevice
-from moorage.storage.model import Kind
+from moorage.storage.model import VolumeKind
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class HostUse:
     """The loop devices on an image and the places where they, or a directory, are mounted."""
 
     devices: tuple[LoopDevice, ...] = ()
@@ -28,19 +28,19 @@ class Use:
         return ", ".join((*(str(device.path) for device in self.devices), *self.mountpoints))
 
 
-def observe(data: Path, kind: Kind) -> Use:
+def observe(data: Path, kind: VolumeKind) -> HostUse:
     """Everything on this machine that holds the data open through the kernel."""
-    if kind is Kind.DIRECTORY:
-        return Use(mountpoints=tuple(mount.target for mount in mountinfo.binds_of(data)))
+    if kind is VolumeKind.DIRECTORY:
+        return HostUse(mountpoints=tuple(mount.target for mount in mountinfo.binds_of(data)))
     found = loop.find(data)
     table = mountinfo.mounts_of_loops([device.number for device in found])
     devices = tuple(device for device in found if loop.is_still(device))  # or its number may be another volume's
     # A block device that is bound into a pod shows as devtmpfs: it is not a filesystem of the device.
     places = tuple(mount.target for device in devices for mount in mountinfo.mounts_of_device(device.device, table))
-    return Use(devices, places)
+    return HostUse(devices, places)
 
 
-def one_mount_each(use: Use) -> list[str]:
+def one_mount_each(use: HostUse) -> list[str]:
     """One mount point for each mounted device: enough to freeze its filesystem."""
     table = mountinfo.mounts_of_loops([device.number for device in use.devices])
     chosen = []

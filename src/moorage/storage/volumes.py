@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from moorage.host.extents import Progress, copy_sparse
+from moorage.host.extents import CopyProgress, copy_sparse
 from moorage.log import get_logger
-from moorage.storage import attachments, directories, mutable
-from moorage.storage.context import Context
+from moorage.storage import attachments, directories, tunables
+from moorage.storage.context import PoolContext
 from moorage.storage.copies import Copier, Job
 from moorage.storage.errors import (
     DamagedRecord,
@@ -29,7 +29,7 @@ from moorage.storage.errors import (
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import EPHEMERAL, ephemeral_id_from, id_from, is_volume_id
 from moorage.storage.layout import read_record, replace_file, write_file
-from moorage.storage.model import CopyPath, CreateVolume, Kind, Page, Snapshot, Volume
+from moorage.storage.model import CopyPath, CreateVolume, Page, Snapshot, Volume, VolumeKind
 from moorage.storage.records import SourceRecord, VolumeRecord, decoded, encoded
 from moorage.storage.sizes import check_range, plan_size, rounded_up
 from moorage.storage.usage import observe
@@ -42,11 +42,11 @@ HALF_FORMATTED = "formatting"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CopySource:
     """What a new volume is copied from, looked up."""
 
     ident: str
-    kind: Kind
+    kind: VolumeKind
     size_bytes: int
     filesystem: str
     data: Path
@@ -57,7 +57,7 @@ class Origin:
 class Volumes:
     """The volumes of one pool."""
 
-    def __init__(self, context: Context, copier: Copier, snapshot: Callable[[str], Snapshot]) -> None:
+    def __init__(self, context: PoolContext, copier: Copier, snapshot: Callable[[str], Snapshot]) -> None:
         self._context = context
         self._layout = context.layout
         self._copier = copier
@@ -115,10 +115,10 @@ class Volumes:
 
     # --- creating --------------------------------------------------------------------------
 
-    def create(self, request: CreateVolume, progress: Progress | None = None) -> Volume:
+    def create(self, request: CreateVolume, progress: CopyProgress | None = None) -> Volume:
         """A volume with this name, made now or before; one of several callers makes it."""
         ident = ephemeral_id_from(request.name) if request.ephemeral else id_from(request.name)
-        wanted = mutable.validated(request.mutable)
+        wanted = tunables.validated(request.mutable)
         with self._context.names.held(f"volume {ident}"), self._layout.translated(f"create volume {ident}"):
             self._layout.check_present()
             existing = self.find(ident)
@@ -138,16 +138,16 @@ class Volumes:
         log.info("volume created", volume=ident, pool=made.pool, kind=made.kind, size=size, copy=made.copy_path)
         return made
 
-    def _origin(self, request: CreateVolume) -> Origin | None:
+    def _origin(self, request: CreateVolume) -> CopySource | None:
         source = request.source
         if source is None:
             return None
         if source.kind == "snapshot":
             cut = self._snapshot(source.id)
-            origin = Origin(cut.id, cut.kind, cut.size_bytes, cut.filesystem, cut.data, changes=False)
+            origin = CopySource(cut.id, cut.kind, cut.size_bytes, cut.filesystem, cut.data, changes=False)
         elif source.kind == "volume":
             volume = self.get(source.id)
-            origin = Origin(
+            origin = CopySource(
                 volume.id,
                 volume.kind,
                 volume.size_bytes,
@@ -162,7 +162,7 @@ class Volumes:
             raise InvalidValue(
                 "kind", f"the source {origin.ident} is of kind {origin.kind}, the volume would be {request.kind}"
             )
-        if origin.kind is Kind.IMAGE and request.filesystem and origin.filesystem != request.filesystem:
+        if origin.kind is VolumeKind.IMAGE and request.filesystem and origin.filesystem != request.filesystem:
             raise InvalidValue(
                 "filesystem",
                 f"the source {origin.ident} holds {origin.filesystem or 'a raw block device'}, "
@@ -176,8 +176,8 @@ class Volumes:
         request: CreateVolume,
         wanted: dict[str, str],
         size: int,
-        origin: Origin | None,
-        progress: Progress | None,
+        origin: CopySource | None,
+        progress: CopyProgress | None,
     ) -> Volume | None:
         with self._layout.building("volume") as built:
             reached("create.started")
@@ -192,7 +192,7 @@ class Volumes:
                 kind=request.kind,
                 size_bytes=size,
                 created_ns=self._context.now_ns(),
-                filesystem=request.filesystem if request.kind is Kind.IMAGE else "",
+                filesystem=request.filesystem if request.kind is VolumeKind.IMAGE else "",
                 thick=request.thick,
                 source=source,
                 copy_path=path,
@@ -209,7 +209,7 @@ class Volumes:
                 return None
         return record.public(self._context.config.name, Path(self.directory(ident), DATA))
 
-    def _copied(self, origin: Origin, request: CreateVolume, data: str, progress: Progress | None) -> CopyPath:
+    def _copied(self, origin: CopySource, request: CreateVolume, data: str, progress: CopyProgress | None) -> CopyPath:
         job = Job(origin.ident, origin.kind, origin.data, data, request.in_use, origin.is_blank)
         if not origin.changes:
             return self._copier.copy_at_rest(job, progress).path
@@ -219,7 +219,7 @@ class Volumes:
 
     def _sized(self, data: str, ident: str, request: CreateVolume, size: int, is_new: bool) -> bool:
         """Give the data its size, on disk; says whether the kernel holds it to that."""
-        if request.kind is Kind.DIRECTORY:
+        if request.kind is VolumeKind.DIRECTORY:
             if is_new:
                 directories.make(data, self._context.is_btrfs)
             return directories.limit(data, ident, size, self._context.is_btrfs)
@@ -275,7 +275,7 @@ class Volumes:
 
     def _grow_data(self, volume: Volume, size: int) -> bool:
         """Let the data have this size; says whether the kernel holds it to that."""
-        if volume.kind is Kind.DIRECTORY:
+        if volume.kind is VolumeKind.DIRECTORY:
             return directories.limit(os.fspath(volume.data), volume.id, size, self._context.is_btrfs)
         fd = os.open(volume.data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -295,7 +295,7 @@ class Volumes:
 
     def modify(self, ident: str, changes: Mapping[str, str]) -> Volume:
         """Change some mutable parameters: all of the given ones, or none."""
-        wanted = mutable.validated(changes)
+        wanted = tunables.validated(changes)
         with self._layout.translated(f"modify volume {ident}"), self.locked(ident) as volume:
             merged = {**volume.mutable, **wanted}
             if merged == volume.mutable:
@@ -315,7 +315,7 @@ class Volumes:
         """Refuse when the kernel still uses the data on this machine. The record is not asked: a volume
         with a damaged one may be mounted all the same."""
         data = Path(self.directory(ident), DATA)
-        use = observe(data, Kind.DIRECTORY if data.is_dir() else Kind.IMAGE)
+        use = observe(data, VolumeKind.DIRECTORY if data.is_dir() else VolumeKind.IMAGE)
         if use:
             raise VolumeInUse(f"volume {ident} is still in use on this node: {use.holders}")
 
@@ -361,7 +361,7 @@ def _difference(existing: Volume, request: CreateVolume) -> str:
         return f"its size is {size} bytes, outside of {required} to {limit or 'any'}"
     if existing.kind is not request.kind:
         return f"its kind is {existing.kind}, not {request.kind}"
-    if existing.kind is Kind.IMAGE and existing.filesystem != request.filesystem:
+    if existing.kind is VolumeKind.IMAGE and existing.filesystem != request.filesystem:
         return f"its filesystem is {existing.filesystem or 'none'}, not {request.filesystem or 'none'}"
     if existing.thick != request.thick:
         return f"it is {'thick' if existing.thick else 'thin'}"

@@ -15,8 +15,8 @@ from kubernetes.client.rest import ApiException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
-from moorage.kube import config as ours
-from moorage.kube.client import Client
+from moorage.kube.api import config as ours
+from moorage.kube.api.client import Client
 from moorage.kube.objects import ConfigMap, PersistentVolumeClaim
 
 

@@ -51,7 +51,7 @@ class Stack:
         found = {}
         for path in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
             words = Path(f"/proc/{path}/cmdline").read_text().split("\0")
-            name = "worker" if "moorage.cluster.worker" in words else "plugin"
+            name = "worker" if "moorage.cluster.node_process" in words else "plugin"
             found[name if name not in found else f"{name}-{path}"] = int(path)
         return found
 

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 from next_version import NEXT
+from tests.support.plugin_walk import MIB, Walk, walk
 
 import moorage
-from moorage.cluster.layout import Layout
+from moorage.cluster.layout import DataLayout
 from moorage.cluster.pool import ensure_pool, release_pool
 from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
-from moorage.plugin.walk import MIB, Walk, walk
 
 pytestmark = pytest.mark.root
 
@@ -78,7 +78,7 @@ def plugin_in_image(rootfs, short_path):
     """The plugin of the image on an XFS pool, in a root and namespaces of its own; only its socket leads to it."""
     from container_entry import __file__ as entry
 
-    layout = Layout(short_path)
+    layout = DataLayout(short_path)
     ensure_pool(layout, None, 3 << 30)
     kubelet = short_path / "k"
     kubelet.mkdir()

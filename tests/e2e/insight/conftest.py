@@ -20,12 +20,11 @@ from unittest import mock
 
 import pytest
 
-from moorage.apiserver.testing import serve
 from moorage.cli.main import main
 from moorage.controllers import run as controllers
 from moorage.insight.explain import NoSuchObject, Story, explain
-from moorage.kube.client import Client
-from moorage.kube.config import from_kubeconfig, from_values
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import from_kubeconfig, from_values
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import (
     CSIDriver,
@@ -41,9 +40,10 @@ from moorage.kube.objects import (
     VolumeSnapshotClass,
 )
 from moorage.sidecars.roles import Role
-from moorage.sidecars.run import Wanted, run
-from moorage.sidecars.settings import Settings, Surroundings
-from moorage.sidecars.testing import Abilities, Fault, ScriptedDriver
+from moorage.sidecars.run import WantedRoles, run
+from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.testing.server import serve
+from moorage.testing.sidecar_driver import Abilities, Fault, ScriptedDriver
 
 DRIVER = "test.csi.moorage.dev"
 PATIENCE_S = 45.0
@@ -121,16 +121,16 @@ class Lab:
 
         async def work() -> None:
             async with client:
-                await controllers.run(client, controllers.Settings(names=names))
+                await controllers.run(client, controllers.ControllerSettings(names=names))
 
         self.tasks.append(asyncio.create_task(work(), name="controllers"))
 
     def sidecars(self, *roles: str, **settings: Any) -> asyncio.Task[None]:
         """Start sidecars of the scripted driver."""
         given = {"csi_address": self.driver.endpoint, "retry_interval_start_s": 0.1, "retry_interval_max_s": 0.5}
-        wanted = Wanted(
-            Settings(**(given | settings)),
-            Surroundings(namespace="default", hostname="host-1"),
+        wanted = WantedRoles(
+            SidecarSettings(**(given | settings)),
+            Environment(namespace="default", hostname="host-1"),
             frozenset(Role(role) for role in roles),
         )
         api = from_values(self.server.insecure_url, self.server.token)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.errors import Forbidden
 from moorage.kube.objects import (
     CSINode,

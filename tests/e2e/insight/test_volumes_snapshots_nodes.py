@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.insight.reading import attachment_name
+from moorage.insight.reader import attachment_name
 from moorage.kube.objects import (
     CSINode,
     Node,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from moorage.apiserver.testing import serve
 from moorage.host import mountinfo, mounts
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.host.safe_remove import remove_tree
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client
 from moorage.kube.objects.core import Node
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.removal import remove_tree
-from moorage.node.testing import until as wait_until
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.testing.node_driver import until as wait_until
+from moorage.testing.server import serve
 
 NODE = "e2e-node"
 
@@ -41,8 +41,8 @@ def base():
         with contextlib.suppress(ProcessLookupError):
             os.kill(json.loads(state.read_text())["shim"], signal.SIGKILL)
     for pod in made.glob("root/pods/*"):
-        Cgroups(NODE).remove(pod.name)
-    Cgroups(NODE).remove_own()
+        ContainerCgroups(NODE).remove(pod.name)
+    ContainerCgroups(NODE).remove_own()
     left = mountinfo.mounts_below(made)
     for one in reversed(left):
         mounts.unmount(one.target, lazy=True)

@@ -9,7 +9,7 @@ import pytest
 from moorage.host import mountinfo
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver
-from moorage.node.testing import ScriptedDriver
+from moorage.testing.node_driver import ScriptedDriver
 
 pytestmark = pytest.mark.root
 NODE = "e2e-node"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from moorage.host import loop, mounts
-from moorage.kube import config
-from moorage.kube.client import Client
+from moorage.kube.api import config
+from moorage.kube.api.client import Client
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 
 pytestmark = pytest.mark.root

@@ -3,7 +3,7 @@
 import pytest
 
 from moorage.cluster import pool
-from moorage.cluster.layout import Layout
+from moorage.cluster.layout import DataLayout
 from moorage.host import loop, mountinfo
 
 pytestmark = pytest.mark.root
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def layout(tmp_path):
-    layout = Layout(tmp_path)
+    layout = DataLayout(tmp_path)
     layout.make()
     yield layout
     pool.release_pool(layout)
@@ -49,7 +49,7 @@ def test_a_file_that_holds_something_else_is_never_formatted(layout, monkeypatch
 
 def test_a_pool_that_is_too_small_is_refused(layout, monkeypatch):
     monkeypatch.setattr(pool, "can_reflink", lambda directory: False)
-    with pytest.raises(pool.NoPool, match="at least 300 MiB"):
+    with pytest.raises(pool.PoolNotCreated, match="at least 300 MiB"):
         pool.ensure_pool(layout, None, 1 << 20)
 
 

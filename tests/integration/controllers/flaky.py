@@ -4,7 +4,7 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
-from moorage.kube.client import Client, WatchEvent
+from moorage.kube.api.client import Client, WatchEvent
 from moorage.kube.errors import Conflict, Gone, Unavailable
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from moorage.apiserver.testing import serve
 from moorage.controllers.context import Activity, ControllerContext, ControllerOptions, Recorders
 from moorage.controllers.run import chosen
-from moorage.kube.client import Client
-from moorage.kube.config import ApiConfig
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import ApiConfig
+from moorage.kube.cache.informer import Informers
 from moorage.kube.errors import ApiError
-from moorage.kube.informer import Informers
 from moorage.kube.quantity import BadQuantity, bytes_of
+from moorage.testing.server import serve
 
 SCENARIOS = Path(__file__).parents[2] / "data" / "scenarios"
 

@@ -11,7 +11,7 @@ from replay import Scenario, Stage, config_of, replay, scenarios
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.attachdetach.names import MANAGED
 from moorage.controllers.context import ControllerOptions
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects import CSIDriver, Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
 
 DRIVER = "csi.example.com"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from replay import Stage
 
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 
 SPEC = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}

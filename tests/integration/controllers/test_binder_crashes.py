@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from replay import Scenario, Stage, config_of, open_stage, replay, scenarios
 
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 
 CONTROLLERS = ("binder", "protection")
 # Each has another sequence of writes: the four of a binding from either side, a default class and a provisioner's

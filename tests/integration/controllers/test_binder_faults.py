@@ -12,7 +12,7 @@ from replay import Scenario, Stage, config_of, replay, scenarios
 
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.context import ControllerOptions
-from moorage.kube.client import Client, WatchEvent
+from moorage.kube.api.client import Client, WatchEvent
 from moorage.kube.objects import Event, PersistentVolume, PersistentVolumeClaim, StorageClass
 
 CONTROLLERS = ("binder", "protection", "expansion")

@@ -9,9 +9,9 @@ from replay import Stage
 from typer.testing import CliRunner
 
 from moorage.cli.controllers import app
-from moorage.controllers.run import CONTROLLERS, LeaseOptions, Settings, chosen, run
+from moorage.controllers.run import CONTROLLERS, ControllerSettings, LeaseOptions, chosen, run
 from moorage.errors import UsageError
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects import Lease, PersistentVolume, PersistentVolumeClaim
 
 SPEC = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
@@ -50,9 +50,9 @@ def test_controllers_are_chosen_by_name_in_the_order_of_the_table() -> None:
 def test_a_node_that_does_not_answer_is_overruled_unless_that_is_forbidden(
     monkeypatch: pytest.MonkeyPatch, flags: list[str], is_forced: bool
 ) -> None:
-    asked: list[Settings] = []
+    asked: list[ControllerSettings] = []
 
-    async def take_note(kubeconfig: str | None, qps: float, burst: int, settings: Settings) -> None:
+    async def take_note(kubeconfig: str | None, qps: float, burst: int, settings: ControllerSettings) -> None:
         asked.append(settings)
 
     monkeypatch.setattr("moorage.cli.controllers._until_stopped", take_note)
@@ -62,7 +62,7 @@ def test_a_node_that_does_not_answer_is_overruled_unless_that_is_forbidden(
 
 async def test_one_leads_and_the_next_takes_over(stage: Stage) -> None:
     lease = LeaseOptions(enabled=True, namespace="default", lease_s=2.0, renew_s=1.5, retry_s=0.05)
-    settings = Settings(("binder",), stage.options, lease)
+    settings = ControllerSettings(("binder",), stage.options, lease)
     first = asyncio.create_task(run(stage.client, settings))
     await make_pair(stage.client, "one")
     await until_bound(stage.client, "one")

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from replay import Stage
 
-from moorage.controllers.run import LeaseOptions, Settings, checks, run
+from moorage.controllers.run import ControllerSettings, LeaseOptions, checks, run
 from moorage.errors import UsageError
-from moorage.kube.election import ElectionConfig, Elector
-from moorage.kube.endpoint import address_from
+from moorage.kube.control.election import ElectionConfig, Elector
+from moorage.kube.control.probes import address_from
 
 
 def free_port() -> int:
@@ -69,7 +69,7 @@ async def test_the_leader_and_the_one_that_stands_by_are_ready_and_say_which_the
 async def test_who_cannot_read_the_lease_is_not_ready(stage: Stage) -> None:
     port = free_port()
     lease = LeaseOptions(enabled=True, namespace="no-such-namespace", retry_s=0.05)
-    settings = Settings(("binder",), stage.options, lease, f"127.0.0.1:{port}")
+    settings = ControllerSettings(("binder",), stage.options, lease, f"127.0.0.1:{port}")
     working = asyncio.create_task(run(stage.client, settings))
     assert await until(port, "/healthz/leader-election", "ok") == "ok"  # it lives: starting it again would not help
     assert await page(port, "/healthz") == (503, "the lease could not be read yet")

@@ -8,7 +8,7 @@ from flaky import Flaky
 from replay import Stage, config_of
 
 from moorage.controllers.snapshots import names
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     PersistentVolume,
     PersistentVolumeClaim,

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from moorage.apiserver.testing import serve
-from moorage.kube import config
-from moorage.kube.client import Client, PatchType
-from moorage.kube.election import ElectionConfig, Elector
+from moorage.kube.api import config
+from moorage.kube.api.client import Client, PatchType
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.election import ElectionConfig, Elector
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import AlreadyExists, Conflict, NotFound
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer
 from moorage.kube.objects.core import ConfigMap, Event, Lease
+from moorage.testing.server import serve
 
 
 @contextlib.asynccontextmanager

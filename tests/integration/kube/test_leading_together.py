@@ -8,11 +8,11 @@ from kubernetes import client as official
 from kubernetes.leaderelection import electionconfig, leaderelection
 from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 
-from moorage.apiserver.testing import serve
-from moorage.kube import config
-from moorage.kube.client import Client
-from moorage.kube.election import ElectionConfig, Elector
+from moorage.kube.api import config
+from moorage.kube.api.client import Client
+from moorage.kube.control.election import ElectionConfig, Elector
 from moorage.kube.objects.core import Lease
+from moorage.testing.server import serve
 
 
 class Stopped(Exception):

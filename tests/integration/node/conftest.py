@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from moorage.apiserver.testing import serve
 from moorage.host import mountinfo, mounts
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client
 from moorage.kube.objects.core import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver
 from moorage.node.run import Agent, AgentConfig, run
-from moorage.node.testing import ScriptedDriver, until
+from moorage.testing.node_driver import ScriptedDriver, until
+from moorage.testing.server import serve
 
 
 class Lab:
@@ -216,7 +216,7 @@ async def lab(tmp_path_factory, tmp_path):
     for one in reversed(mountinfo.mounts_below(base)):
         mounts.unmount(one.target, lazy=True)
     with contextlib.suppress(Exception):
-        from moorage.node.removal import remove_tree
+        from moorage.host.safe_remove import remove_tree
 
         remove_tree(base)
     assert left == [] or getattr(made, "may_leave_mounts", False), f"mounts were left: {left}"
@@ -232,9 +232,9 @@ async def kill_containers(root):
         if "exit_code" not in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found["shim"], signal.SIGKILL)
-    from moorage.node.pods.cgroups import Cgroups
+    from moorage.node.runtime.cgroups import ContainerCgroups
 
-    groups = Cgroups("n1")
+    groups = ContainerCgroups("n1")
     for pod in root.glob("pods/*"):
         await asyncio.sleep(0.2)
         groups.remove(pod.name)

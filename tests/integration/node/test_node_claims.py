@@ -8,7 +8,8 @@ import pytest
 
 from moorage.host import loop, mountinfo
 from moorage.kube.objects.core import Event, PersistentVolume, PersistentVolumeClaim
-from moorage.node.volumes import asking, metadata
+from moorage.node.volumes import driver_calls
+from moorage.node.volumes.mounters import vol_data
 
 pytestmark = pytest.mark.root
 
@@ -94,7 +95,7 @@ async def outdated(lab):
 
 
 async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_to_nobody(lab, monkeypatch):
-    monkeypatch.setattr(asking, "_SOON_S", 60.0)  # however slow this machine is now
+    monkeypatch.setattr(driver_calls, "_SOON_S", 60.0)  # however slow this machine is now
     async with outdated(lab) as (driver, _):
         await lab.pod("p1", "c1")
         await lab.phase("p1", "Running")
@@ -181,7 +182,7 @@ async def test_pods_with_different_labels_have_a_volume_one_after_the_other(lab)
         flag = 'context="system_u:object_r:container_file_t:s0:c1,c2"'
         for request in (*driver.named("NodeStageVolume"), *driver.named("NodePublishVolume")):
             assert list(request.volume_capability.mount.mount_flags) == [flag]
-        written = metadata.read(lab.target(pod).parent)
+        written = vol_data.read(lab.target(pod).parent)
         assert written["seLinuxMountContext"] == "system_u:object_r:container_file_t:s0:c1,c2"
         await lab.crash_agent()
         agent = await lab.start_agent(has_se_linux=True)

@@ -11,10 +11,10 @@ import threading
 import pytest
 
 from moorage.host import filesystems, libc, loop, mountinfo, mounts
-from moorage.node.layout import Layout
-from moorage.node.pods.housekeeping import find_containers
-from moorage.node.testing import LIE
+from moorage.node.layout import NodeLayout
+from moorage.node.pods.cleanup import find_containers
 from moorage.node.volumes.observe import observe
+from moorage.testing.node_driver import LIE
 
 pytestmark = pytest.mark.root
 _IN, _OUT = struct.Struct("=IIQQIIII"), struct.Struct("=IiQ")
@@ -290,7 +290,7 @@ async def test_a_dead_mount_around_volumes_keeps_no_agent_from_starting(lab, whe
 @pytest.mark.parametrize("find", [observe, find_containers])
 def test_a_directory_of_our_own_disk_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, monkeypatch, find):
     """What is forgotten would be detached while it is mounted."""
-    layout = Layout(tmp_path)
+    layout = NodeLayout(tmp_path)
     layout.containers_of("u").mkdir(parents=True)
     layout.volumes_of("u").mkdir(parents=True)
     scan, listing = os.scandir, os.listdir

@@ -8,10 +8,10 @@ import pytest
 
 from moorage.errors import MoorageError
 from moorage.host import libc, mountinfo, mounts
-from moorage.kube import config as kube_config
+from moorage.kube.api import config as kube_config
 from moorage.kube.objects.core import Node, Pod
 from moorage.node.run import AgentConfig, run
-from moorage.node.testing import HANG, LIE
+from moorage.testing.node_driver import HANG, LIE
 
 pytestmark = pytest.mark.root
 VOLUME = "kubernetes.io/csi/scripted.dev^vol-c1"

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods import logs as log_files
-from moorage.node.pods import record, worker
-from moorage.node.pods.runtime import Container, ContainerFailed, Runtime
+from moorage.node.pods import worker
+from moorage.node.runtime import container_state
+from moorage.node.runtime import log_writer as log_files
+from moorage.node.runtime.process_runtime import ContainerFailed, RunningContainer, Runtime
 from moorage.node.serve.logs import LogOptions, stream
 
 pytestmark = pytest.mark.root
@@ -41,18 +42,18 @@ async def printed(path):
 def test_how_a_container_ended_is_kept_on_a_full_disk(small):
     path = str(small / "state.json")
     running = {"shim": 1, "pid": 2, "started": 1.0}
-    record.write(path, running)
+    container_state.write(path, running)
     fill(small)
-    record.write(path, running | {"exit_code": 3, "finished": 2.0})
+    container_state.write(path, running | {"exit_code": 3, "finished": 2.0})
     assert json.loads((small / "state.json").read_text())["exit_code"] == 3
-    record.write(path, {"exit_code": 4})  # a shorter one leaves nothing of the longer
+    container_state.write(path, {"exit_code": 4})  # a shorter one leaves nothing of the longer
     assert json.loads((small / "state.json").read_text()) == {"exit_code": 4}
 
 
 def test_a_state_that_was_never_written_is_an_error_on_a_full_disk(small):
     fill(small)
     with pytest.raises(OSError, match="No space"):
-        record.write(str(small / "state.json"), {"shim": 1})
+        container_state.write(str(small / "state.json"), {"shim": 1})
 
 
 async def test_lines_after_a_full_disk_are_whole_again(small):
@@ -93,7 +94,7 @@ async def test_a_container_that_cannot_be_recorded_is_not_left_running(tmp_path)
     (directory / "state.json.new").symlink_to("/dev/full")
     seconds = f"1000.{time.monotonic_ns()}"
     starter = Runtime(lambda _container: None)
-    attempt = Container("u", "main", 0, directory, tmp_path / "0.log")
+    attempt = RunningContainer("u", "main", 0, directory, tmp_path / "0.log")
     with pytest.raises(ContainerFailed, match="No space"):
         await starter.start(attempt, {"argv": ["sleep", seconds], "env": {}, "hostname": "h", "mounts": []})
     await starter.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 pytestmark = pytest.mark.root
 
@@ -30,7 +30,7 @@ async def said(base, hide, *words, **spec):
     """What a program prints in a container from which these directories are hidden."""
     ended = asyncio.Event()
     runtime = Runtime(lambda _container: ended.set(), hide=[str(one) for one in hide])
-    container = Container("u", "main", 0, base / "attempt", base / "0.log")
+    container = RunningContainer("u", "main", 0, base / "attempt", base / "0.log")
     try:
         await runtime.start(container, {"argv": list(words), "env": {}, "hostname": "h", "mounts": [], **spec})
         async with asyncio.timeout(30):
@@ -77,7 +77,7 @@ async def test_what_one_container_does_to_its_devices_is_not_seen_in_another(tmp
     try:
         for number, script in enumerate(("chmod 600 /dev/null; rm /dev/zero; stat -c %a /dev/*", "stat -c %a /dev/*")):
             log = tmp_path / f"{number}.log"
-            container = Container("u", "main", number, tmp_path / str(number), log)
+            container = RunningContainer("u", "main", number, tmp_path / str(number), log)
             spec = {"argv": ["sh", "-c", f"{script}; echo end"], "env": {}, "hostname": "h", "mounts": []}
             await runtime.start(container, spec)
             async with asyncio.timeout(30):

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from moorage.errors import MoorageError
-from moorage.host import loop, mountinfo, mounts
+from moorage.host import loop, mountinfo, mounts, safe_remove
+from moorage.host.safe_remove import MountInTheWay, remove_empty_tree, remove_tree
 from moorage.kube.objects.core import Pod
-from moorage.node import removal
-from moorage.node.layout import Layout
-from moorage.node.pods import run as pods
-from moorage.node.pods.housekeeping import remove_pod_directory
-from moorage.node.removal import MountInTheWay, remove_empty_tree, remove_tree
-from moorage.node.volumes import leftovers, metadata
-from moorage.node.volumes.world import CsiSource
+from moorage.node.layout import NodeLayout
+from moorage.node.pods import manager as pods
+from moorage.node.pods.cleanup import remove_pod_directory
+from moorage.node.volumes import leftovers
+from moorage.node.volumes.mounters import vol_data
+from moorage.node.volumes.state import CsiSource
 
 pytestmark = pytest.mark.root
 DAMAGE = ["missing", "{", '{"driverName": "x"}']
@@ -25,7 +25,7 @@ SOURCE = CsiSource("d", "h", "pv")
 
 @pytest.fixture
 def layout(tmp_path):
-    made = Layout(tmp_path / "r")
+    made = NodeLayout(tmp_path / "r")
     made.pods.mkdir(parents=True)
     yield made
     left = [one.target for one in mountinfo.mounts_below(tmp_path)]
@@ -48,9 +48,9 @@ def precious(tmp_path):
 def damage(directory: Path, what: str):
     directory.mkdir(parents=True, exist_ok=True)
     if what == "missing":
-        metadata.remove(directory)
+        vol_data.remove(directory)
     else:
-        (directory / metadata.NAME).write_text(what)
+        (directory / vol_data.NAME).write_text(what)
 
 
 @pytest.mark.parametrize("what", DAMAGE, ids=["missing", "cut", "incomplete"])
@@ -69,7 +69,7 @@ def test_a_volume_whose_data_is_there_is_not_unmounted_without_its_driver(layout
     target = layout.publish_target("uid-1", "pv")
     target.mkdir(parents=True)
     mounts.bind(precious, target)
-    metadata.write(layout.csi_volume("uid-1", "pv"), metadata.for_pod(SOURCE, "n", "a"))
+    vol_data.write(layout.csi_volume("uid-1", "pv"), vol_data.for_pod(SOURCE, "n", "a"))
     with pytest.raises(MountInTheWay):
         remove_pod_directory(layout, "uid-1")
     assert (target / "data").exists()
@@ -117,7 +117,7 @@ def test_a_staged_volume_with_lost_data_goes_unless_somebody_has_or_wants_it(lay
     leftovers.release_staged(layout, [directory], known=())
     assert mountinfo.mount_at(target) is not None  # a pod shows it
     mounts.unmount(shown)
-    metadata.write(directory, metadata.for_device(SOURCE))
+    vol_data.write(directory, vol_data.for_device(SOURCE))
     leftovers.release_staged(layout, [directory], known=())
     assert mountinfo.mount_at(target) is not None  # it was staged again in the meantime
     damage(directory, what)
@@ -127,7 +127,7 @@ def test_a_staged_volume_with_lost_data_goes_unless_somebody_has_or_wants_it(lay
 
 
 async def test_the_agent_takes_away_what_nobody_can_give_back(lab):
-    layout = Layout(lab.root)
+    layout = NodeLayout(lab.root)
     theirs = lab.base / "theirs"
     theirs.mkdir()
     (theirs / "data").write_text("kept")
@@ -151,7 +151,7 @@ async def test_the_agent_takes_away_what_nobody_can_give_back(lab):
 async def test_what_a_driver_mounts_long_after_it_was_given_up_is_taken_away_while_the_agent_runs(lab, monkeypatch):
     monkeypatch.setattr(pods, "SWEEP_S", 0.2)
     async with lab.one_pod() as (driver, pod):
-        layout, theirs = Layout(lab.root), lab.base / "theirs"
+        layout, theirs = NodeLayout(lab.root), lab.base / "theirs"
         theirs.mkdir()
         (theirs / "data").write_text("kept")
         late = [layout.staging_target("scripted.dev", "late"), layout.publish_target("uid-gone", "pv")]
@@ -222,7 +222,7 @@ def test_no_way_back_from_the_depths_leads_into_a_mount_made_meanwhile(tmp_path,
         return list_directory(fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(removal.os, "listdir", mounting)
+        patch.setattr(safe_remove.os, "listdir", mounting)
         with pytest.raises(MountInTheWay):
             remove_tree(top)
     assert (place / "d").is_dir()  # nothing in it was touched any more
@@ -273,7 +273,7 @@ def test_an_orphans_directory_stays_until_what_leads_elsewhere_is_gone(layout, p
 
 
 async def test_what_another_plugin_left_is_removed_only_if_it_is_empty(lab):
-    layout = Layout(lab.root)
+    layout = NodeLayout(lab.root)
     foreign = layout.plain_volume("uid-gone", "kubernetes.io/nfs", "share")
     foreign.mkdir(parents=True)
     (foreign / "file").write_text("whose is this")
@@ -294,7 +294,7 @@ async def test_an_empty_dir_is_made_once_and_stays_as_its_pod_made_it(lab, mediu
         claim="", volumes=volumes, mounts=[{"name": "data", "mountPath": "/data"}], securityContext={"fsGroup": 4321}
     )
     await lab.phase("p1", "Running")
-    place = Layout(lab.root).plain_volume(pod.uid, "kubernetes.io/empty-dir", "data")
+    place = NodeLayout(lab.root).plain_volume(pod.uid, "kubernetes.io/empty-dir", "data")
     assert stat.S_IMODE(place.stat().st_mode) == 0o2777
     assert place.stat().st_gid == 4321
     place.chmod(0o700)

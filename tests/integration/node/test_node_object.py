@@ -7,13 +7,13 @@ import re
 
 import pytest
 
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import Unavailable
-from moorage.kube.informer import Informer
 from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.storage import CSIDriver, CSINode
-from moorage.node.nodeobject import NodeFacts, NodeObject
+from moorage.node.node_object import NodeFacts, NodeObject
+from moorage.node.plugins.csi_node import NodeDrivers
 from moorage.node.plugins.manager import PluginManager
-from moorage.node.plugins.publish import NodeDrivers
 from moorage.node.run import REMOVE, _refresh_period
 
 pytestmark = pytest.mark.root
@@ -59,7 +59,7 @@ async def test_a_node_that_is_there_keeps_what_others_gave_it(lab):
 
 
 async def test_the_lease_belongs_to_the_node_and_is_renewed(lab, monkeypatch):
-    monkeypatch.setattr("moorage.node.nodeobject.RENEW_S", 0.05)
+    monkeypatch.setattr("moorage.node.node_object.RENEW_S", 0.05)
     await lab.start_agent()
     path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
 

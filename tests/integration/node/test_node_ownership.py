@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from moorage.host import mounts
-from moorage.node.volumes import ownership
+from moorage.node.volumes.mounters import ownership
 
 pytestmark = pytest.mark.root
 GID = 4321

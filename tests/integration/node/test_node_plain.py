@@ -9,17 +9,16 @@ import threading
 import msgspec
 import pytest
 
-from moorage.host import mountinfo, mounts
+from moorage.host import hung_paths, mountinfo, mounts
 from moorage.host.errors import HostError
+from moorage.host.safe_remove import MountInTheWay
 from moorage.kube.objects.core import ConfigMap, Pod, Secret
-from moorage.node import looks
-from moorage.node.layout import Layout, PodUid, pod_volume_name
-from moorage.node.removal import MountInTheWay
-from moorage.node.testing import until
-from moorage.node.volumes import plain
-from moorage.node.volumes.plain import PlainBody, PlainMounter, plugin_of
+from moorage.node.layout import NodeLayout, PodUid, pod_volume_name
+from moorage.node.volumes.mounters import builtin
+from moorage.node.volumes.mounters.builtin import PlainBody, PlainMounter, plugin_of
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import ActualPod, ActualVolume, Failure, PlainSource, PodRef, State, Use
+from moorage.node.volumes.state import ActualPod, ActualVolume, MountState, PlainSource, PodRef, StepFailure, VolumeUse
+from moorage.testing.node_driver import until
 
 pytestmark = pytest.mark.root
 UID = PodUid("uid-1")
@@ -56,7 +55,7 @@ class Api:
 
 class Bench:
     def __init__(self, root):
-        self.layout, self.api = Layout(root), Api()
+        self.layout, self.api = NodeLayout(root), Api()
         self.mounter = PlainMounter(self.layout, self.api)
 
     def use(self, body, fs_group=None, spec=None):
@@ -68,17 +67,17 @@ class Bench:
         volume = pod.spec.volumes[0]
         plugin = plugin_of(volume)
         source = PlainSource(plugin, "v", PlainBody(volume, pod))
-        return Use(pod_volume_name(plugin, UID, "v"), PodRef(UID, "ns", "p"), source, ("v",), fs_group=fs_group)
+        return VolumeUse(pod_volume_name(plugin, UID, "v"), PodRef(UID, "ns", "p"), source, ("v",), fs_group=fs_group)
 
     async def make(self, body, fs_group=None, spec=None):
         use = self.use(body, fs_group, spec)
-        await self.mounter.publish(use, State.ABSENT, False)
+        await self.mounter.publish(use, MountState.ABSENT, False)
         return self.layout.plain_volume(UID, use.source.plugin, "v")
 
     async def remove(self, body):
         use = self.use(body)
         volume = ActualVolume(use.volume, PlainSource(use.source.plugin, "v", None))  # as found after a restart
-        volume.pods[UID] = ActualPod(State.UNCERTAIN, source=volume.source)
+        volume.pods[UID] = ActualPod(MountState.UNCERTAIN, source=volume.source)
         await self.mounter.unpublish(volume, UID)
 
 
@@ -290,7 +289,7 @@ async def test_a_volume_that_could_be_made_in_part_only_goes_with_its_pod(bench)
     body = {"secret": {"secretName": "s", "items": items}}
     with pytest.raises(StepFailed, match="lies below") as caught:
         await bench.make(body)
-    assert (caught.value.failure, caught.value.step) == (Failure.UNCERTAIN, "pod")  # so it will be unpublished
+    assert (caught.value.failure, caught.value.step) == (StepFailure.UNCERTAIN, "pod")  # so it will be unpublished
     await bench.remove(body)
     assert not bench.layout.volumes_of(UID).exists()
 
@@ -302,18 +301,18 @@ async def test_a_path_of_the_host_that_hangs_holds_up_nobody_else_and_no_more_th
         seen.append(threading.current_thread())
         assert answers.wait(20)
 
-    monkeypatch.setattr(plain, "_check_host_path", hangs)
-    monkeypatch.setattr(looks, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(builtin, "_check_host_path", hangs)
+    monkeypatch.setattr(hung_paths, "_ANSWER_S", 0.05)
     body = {"hostPath": {"path": "/mnt/dead", "type": "Directory"}}
     for _ in range(3):
         with pytest.raises(StepFailed, match="hostPath /mnt/dead does not answer") as caught:
             await bench.make(body)
-        assert (caught.value.failure, caught.value.step) == (Failure.TRANSIENT, "pod")
+        assert (caught.value.failure, caught.value.step) == (StepFailure.TRANSIENT, "pod")
     assert len(seen) == 1
     assert seen[0] is not threading.main_thread()
     answers.set()
-    await until(lambda: not looks._open)
-    monkeypatch.setattr(looks, "_ANSWER_S", 20.0)
+    await until(lambda: not hung_paths._open)
+    monkeypatch.setattr(hung_paths, "_ANSWER_S", 20.0)
     await bench.make(body)
     assert len(seen) == 2
 
@@ -332,7 +331,7 @@ async def test_a_path_of_the_host_that_hangs_holds_up_nobody_else_and_no_more_th
 async def test_what_is_missing_is_named_and_nothing_is_made(bench, body, words):
     with pytest.raises(StepFailed, match=words) as caught:
         await bench.make(body)
-    assert (caught.value.failure, caught.value.step) == (Failure.TRANSIENT, "pod")
+    assert (caught.value.failure, caught.value.step) == (StepFailure.TRANSIENT, "pod")
     assert not bench.layout.volumes_of(UID).exists()
 
 

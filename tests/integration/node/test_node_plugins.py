@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from moorage.apiserver.testing import serve
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client
 from moorage.kube.errors import Unavailable
 from moorage.kube.objects.core import Node
 from moorage.kube.objects.storage import CSINode
+from moorage.node.plugins.csi_node import DriverNodeInfo, NodeDrivers
 from moorage.node.plugins.manager import PluginManager
-from moorage.node.plugins.publish import NodeDrivers, NodeInfo
-from moorage.node.plugins.registry import Registry
-from moorage.node.testing import HANG, ScriptedDriver, until
+from moorage.node.plugins.registry import DriverRegistry
+from moorage.testing.node_driver import HANG, ScriptedDriver, until
+from moorage.testing.server import serve
 
 NODE_ID = "csi.volume.kubernetes.io/nodeid"
 MIGRATED = "storage.alpha.kubernetes.io/migrated-plugins"
@@ -46,7 +46,7 @@ class Setting:
         self.base, self.client = base, client
         self.directory = base / "reg"
         self.periods = {}
-        self.registry = Registry(call_timeout_s=5.0)
+        self.registry = DriverRegistry(call_timeout_s=5.0)
         self.published = SlowToForget(client, "n1")
         self._task = None
 
@@ -65,7 +65,7 @@ class Setting:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-            self.registry = Registry(call_timeout_s=5.0)
+            self.registry = DriverRegistry(call_timeout_s=5.0)
 
     async def csi_node(self):
         return await self.client.find(CSINode, "n1")
@@ -158,7 +158,7 @@ async def test_what_others_write_meanwhile_is_not_lost(node, monkeypatch):
         return found
 
     monkeypatch.setattr(node.client, "get", overtaken)
-    await node.published.publish(NodeInfo("a.dev", "node-1", {}))
+    await node.published.publish(DriverNodeInfo("a.dev", "node-1", {}))
     assert await node.ids() == {"a.dev": "node-1", "b.dev": "x", "c.dev": "x", "d.dev": "x"}
 
 

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from moorage.kube.objects.core import ConfigMap, Event, Namespace, Pod, Secret
-from moorage.node.pods import launch
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.pods.runtime import read_state
+from moorage.node.runtime import launch
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.runtime.process_runtime import read_state
 from moorage.node.serve import auth
 
 pytestmark = pytest.mark.root
@@ -369,7 +369,7 @@ async def test_a_pods_processes_are_in_cgroups_named_after_it(lab):
     await lab.start_agent()
     pod = await lab.pod(claim="", container={"resources": {"limits": {"memory": "64Mi", "cpu": "500m"}}})
     await lab.phase("p1", "Running")
-    directories = Cgroups("n1").of(pod.uid, "main")
+    directories = ContainerCgroups("n1").of(pod.uid, "main")
     if directories:  # a machine without cgroups runs pods all the same
         from pathlib import Path
 
@@ -381,7 +381,7 @@ async def test_a_pods_processes_are_in_cgroups_named_after_it(lab):
                 assert not weight.exists() or weight.read_text().strip() == expected
     await lab.delete("p1")
     await lab.gone("p1")
-    assert Cgroups("n1").of(pod.uid, "main") == []
+    assert ContainerCgroups("n1").of(pod.uid, "main") == []
     await lab.stop_agent()
 
 

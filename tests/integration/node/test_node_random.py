@@ -13,18 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from moorage.host import loop, mountinfo, mounts
-from moorage.node import threads
-from moorage.node.layout import Layout, PodUid, csi_volume_name
-from moorage.node.plugins.registry import Driver, Registry
-from moorage.node.testing import GARBAGE, LIE, ScriptedDriver
+from moorage.host import loop, mountinfo, mounts, threads
+from moorage.node.layout import NodeLayout, PodUid, csi_volume_name
+from moorage.node.plugins.registry import DriverRegistry, RegisteredDriver
 from moorage.node.volumes import wire
-from moorage.node.volumes.block import BlockMounter
-from moorage.node.volumes.csi import FilesystemMounter
-from moorage.node.volumes.execute import Executor
+from moorage.node.volumes.execute import VolumeExecutor
+from moorage.node.volumes.mounters.csi_block import BlockMounter
+from moorage.node.volumes.mounters.csi_filesystem import FilesystemMounter
 from moorage.node.volumes.observe import observe
 from moorage.node.volumes.plan import plan_volume
-from moorage.node.volumes.world import ActualVolume, CsiSource, Outcome, PodRef, State, Use, World, settle
+from moorage.node.volumes.state import (
+    ActualVolume,
+    CsiSource,
+    MountState,
+    PodRef,
+    StepOutcome,
+    VolumeState,
+    VolumeUse,
+    settle,
+)
+from moorage.testing.node_driver import GARBAGE, LIE, ScriptedDriver
 
 pytestmark = pytest.mark.root
 PODS = [PodUid(f"uid-{number}") for number in range(3)]
@@ -54,7 +62,7 @@ class NothingToFetch:
     for_publish = for_stage
 
     async def grow_at_mount(self, use, volume):
-        return Outcome()
+        return StepOutcome()
 
     def forget(self, name):
         """Nothing ever grew."""
@@ -63,7 +71,7 @@ class NothingToFetch:
 class Calls(list):
     """A driver's calls; a rule that one of them breaks is noted before it does any harm."""
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: NodeLayout):
         super().__init__()
         self._layout = layout
         self.broken = []
@@ -114,18 +122,18 @@ class Story:
     def __init__(self, base: Path, driver: ScriptedDriver, seed: int, calls: Threads):
         self.threads = calls
         self.random = random.Random(seed)
-        self.layout = Layout(base / "r")
+        self.layout = NodeLayout(base / "r")
         self.driver = driver
         driver.calls = self.calls = Calls(self.layout)
-        self.registry = Registry()
-        self.registry.add(Driver(driver.name, str(driver.socket), (1, 0, 0), 5.0))
+        self.registry = DriverRegistry()
+        self.registry.add(RegisteredDriver(driver.name, str(driver.socket), (1, 0, 0), 5.0))
         parts = (self.layout, "n1", self.registry, NothingToFetch())
-        self.executor = Executor(FilesystemMounter(*parts), BlockMounter(*parts), None, NothingToFetch())
+        self.executor = VolumeExecutor(FilesystemMounter(*parts), BlockMounter(*parts), None, NothingToFetch())
         self.sources = [
             CsiSource(driver.name, "vol-fs", "pv-fs"),
             CsiSource(driver.name, "vol-dev", "pv-dev", is_block=True),
         ]
-        self.world = World(is_ready=True)
+        self.world = VolumeState(is_ready=True)
         self.now = 0.0
 
     @property
@@ -137,7 +145,7 @@ class Story:
         name = csi_volume_name(source.driver, source.handle)
         uses = self.world.desired.setdefault(name, {})
         if uses.pop(uid, None) is None:
-            uses[uid] = Use(name, PodRef(uid, "ns", uid), source, ("data",))
+            uses[uid] = VolumeUse(name, PodRef(uid, "ns", uid), source, ("data",))
         if not uses:
             del self.world.desired[name]
 
@@ -181,7 +189,7 @@ class Story:
             await asyncio.sleep(0)
 
     def restart(self):
-        self.world = World(desired=self.world.desired, is_ready=True, actual=observe(self.layout).volumes)
+        self.world = VolumeState(desired=self.world.desired, is_ready=True, actual=observe(self.layout).volumes)
 
     def mounted(self):
         """(volume, pod) of all that is shown to pods."""
@@ -199,7 +207,7 @@ class Story:
         for handle, uid in self.mounted():
             known = self.world.actual.get(csi_volume_name(self.driver.name, handle))
             assert known is not None, f"{handle} is forgotten"
-            assert known.state_of(uid) is not State.ABSENT, f"{handle} of {uid} is forgotten"
+            assert known.state_of(uid) is not MountState.ABSENT, f"{handle} of {uid} is forgotten"
 
     async def come_to_rest(self):
         self.driver._script.clear()

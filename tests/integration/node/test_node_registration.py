@@ -7,7 +7,7 @@ import pytest
 
 from moorage.kube.objects.core import Node
 from moorage.kube.objects.storage import CSINode
-from moorage.node.testing import HANG
+from moorage.testing.node_driver import HANG
 
 pytestmark = pytest.mark.root
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moorage.kube import config as kube_config
+from moorage.kube.api import config as kube_config
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.storage import CSINode
 

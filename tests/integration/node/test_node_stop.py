@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client
 from moorage.kube.errors import Forbidden
 from moorage.kube.objects.core import Node, Pod
 from moorage.kube.objects.storage import CSIDriver
-from moorage.node.nodeobject import NodeObject
-from moorage.node.plugins.publish import NodeDrivers
-from moorage.node.pods.run import PodManager
+from moorage.node.node_object import NodeObject
+from moorage.node.plugins.csi_node import NodeDrivers
+from moorage.node.pods.manager import PodManager
 from moorage.node.run import DRAIN, REMOVE, AgentConfig, run
 
 pytestmark = pytest.mark.root

@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from moorage.kube.client import PatchType
+from moorage.kube.api.client import PatchType
 from moorage.kube.objects.core import ConfigMap, Event, Pod
 from moorage.node.pods import lifecycle, worker
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.volumes import fetch
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.volumes import live_reads
 
 pytestmark = pytest.mark.root
 STAY = "trap exit TERM; sleep 1000 & wait"
@@ -21,7 +21,7 @@ STAY = "trap exit TERM; sleep 1000 & wait"
 def soon(monkeypatch):
     """What is tried again after ten seconds is tried again at once, and sees what there is now."""
     monkeypatch.setattr(worker, "_CONFIG_RETRY_S", 0.05)
-    monkeypatch.setattr(fetch, "_FRESH_S", 0.0)
+    monkeypatch.setattr(live_reads, "_FRESH_S", 0.0)
 
 
 async def status(lab, name="p1"):
@@ -261,7 +261,7 @@ async def test_a_pod_that_is_over_before_it_began_waits_for_nothing_any_more(lab
 
 
 async def test_only_the_attempt_that_ran_out_of_memory_is_said_to_have(lab):
-    if not any("memory" in str(path) for _, path in Cgroups("n1")._hierarchies):
+    if not any("memory" in str(path) for _, path in ContainerCgroups("n1")._hierarchies):
         pytest.skip("no memory control group")
     agent = await lab.start_agent()
     command = """

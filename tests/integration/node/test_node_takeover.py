@@ -11,12 +11,12 @@ import threading
 
 import pytest
 
-from moorage.kube.client import PatchType
+from moorage.kube.api.client import PatchType
 from moorage.kube.objects.core import Pod
-from moorage.node.layout import Layout
-from moorage.node.pods import record, runtime
-from moorage.node.pods.housekeeping import find_containers
-from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.layout import NodeLayout
+from moorage.node.pods.cleanup import find_containers
+from moorage.node.runtime import container_state, process_runtime
+from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 pytestmark = pytest.mark.root
 
@@ -26,13 +26,13 @@ def attempt(tmp_path):
     directory = tmp_path / "pods" / "u" / "containers" / "main" / "0"
     directory.mkdir(parents=True)
     (directory / "spec.json").write_text("{}")
-    return Container("u", "main", 0, directory, tmp_path / "0.log")
+    return RunningContainer("u", "main", 0, directory, tmp_path / "0.log")
 
 
 async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up(attempt):
     lock = os.open(attempt.directory / "spec.json", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)
-    ours = {"shim": os.getpid(), "shim_start": record.start_ticks(os.getpid())}
+    ours = {"shim": os.getpid(), "shim_start": container_state.start_ticks(os.getpid())}
     with subprocess.Popen(["sleep", "1000"]) as first:
         state = {**ours, "pid": first.pid, "started": 1.0}
 
@@ -50,7 +50,7 @@ async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up
         first.kill()
         await asyncio.sleep(0.1)
         assert not ended.is_set()  # it has ended, but how is about to be written
-        record.write(str(attempt.directory / "state.json"), state | {"exit_code": 5})
+        container_state.write(str(attempt.directory / "state.json"), state | {"exit_code": 5})
         async with asyncio.timeout(30):
             await ended.wait()
         assert attempt.exit_code == 5
@@ -59,17 +59,22 @@ async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up
 
 async def test_an_end_that_is_written_after_the_process_is_gone_is_waited_for(attempt, monkeypatch):
     """As by the process beside each container that an earlier version started."""
-    monkeypatch.setattr(runtime, "_END_LAST_S", 60.0)
+    monkeypatch.setattr(process_runtime, "_END_LAST_S", 60.0)
     with subprocess.Popen(["sleep", "1000"]) as first:
-        state = {"shim": os.getpid(), "shim_start": record.start_ticks(os.getpid()), "pid": first.pid, "started": 1.0}
-        record.write(str(attempt.directory / "state.json"), state)
+        state = {
+            "shim": os.getpid(),
+            "shim_start": container_state.start_ticks(os.getpid()),
+            "pid": first.pid,
+            "started": 1.0,
+        }
+        container_state.write(str(attempt.directory / "state.json"), state)
         ended = asyncio.Event()
         found = Runtime(lambda _container: ended.set())
         assert found.find(attempt)
         first.kill()
     await asyncio.sleep(0.1)
     assert not ended.is_set()
-    record.write(str(attempt.directory / "state.json"), state | {"exit_code": 5})
+    container_state.write(str(attempt.directory / "state.json"), state | {"exit_code": 5})
     async with asyncio.timeout(30):
         await ended.wait()
     assert attempt.exit_code == 5
@@ -120,13 +125,13 @@ def test_stray_files_among_the_records_are_passed_over(tmp_path, attempt):
     for path in (tmp_path / "pods" / "notes.txt", containers / "core", containers / "main" / "1"):
         path.touch()
     (containers / "main" / "old").mkdir()
-    found = find_containers(Layout(tmp_path))
+    found = find_containers(NodeLayout(tmp_path))
     assert list(found) == ["u"]
     assert [(one.name, one.attempt) for every in found["u"].values() for one in every] == [("main", 0)]
 
 
 async def test_a_start_that_hangs_does_not_hold_the_agent_up_for_good(attempt, monkeypatch):
-    monkeypatch.setattr(runtime, "_START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(process_runtime, "_START_TIMEOUT_S", 0.05)
     lock = os.open(attempt.directory / "spec.json", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)
     assert not Runtime(lambda _container: None).find(attempt)
@@ -193,9 +198,9 @@ async def test_a_container_comes_up_although_its_agent_went_meanwhile(lab, attem
 
 async def test_a_container_that_comes_up_too_late_is_ended(lab, attempt, monkeypatch):
     starter = Runtime(lambda _container: None)
-    monkeypatch.setattr(runtime, "_START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(process_runtime, "_START_TIMEOUT_S", 1.0)
     start, let_go = await held_start(lab, attempt, starter)
-    with pytest.raises(runtime.ContainerFailed, match="did not start"):
+    with pytest.raises(process_runtime.ContainerFailed, match="did not start"):
         await start
     assert not attempt.is_ended
     with let_go():
@@ -206,7 +211,7 @@ async def test_a_container_that_comes_up_too_late_is_ended(lab, attempt, monkeyp
 
 
 def ended_state(attempt):
-    state = runtime.read_state(attempt.directory)
+    state = process_runtime.read_state(attempt.directory)
     return state if "exit_code" in state and not os.path.exists(f"/proc/{state['pid']}") else None
 
 
@@ -214,7 +219,7 @@ async def test_a_start_that_hangs_holds_up_no_other(lab, attempt, tmp_path):
     ended = asyncio.Event()
     starter = Runtime(lambda container: ended.set() if container.uid == "v" else None)
     start, let_go = await held_start(lab, attempt, starter)
-    other = Container("v", "main", 0, tmp_path / "pods" / "v" / "containers" / "main" / "0", tmp_path / "v.log")
+    other = RunningContainer("v", "main", 0, tmp_path / "pods" / "v" / "containers" / "main" / "0", tmp_path / "v.log")
     spec = {"argv": ["sh", "-c", "echo said; exit 4"], "env": {}, "hostname": "h", "mounts": []}
     await starter.start(other, spec)
     async with asyncio.timeout(30):
@@ -241,10 +246,13 @@ async def test_one_that_fails_before_it_is_on_record_says_why_and_leaves_no_reco
     def has_failed():
         with open(children) as file:
             pids = file.read().split()
-        return pids and all(" Z " in record.content_of(f"/proc/{pid}/stat").decode() for pid in pids)
+        return pids and all(" Z " in container_state.content_of(f"/proc/{pid}/stat").decode() for pid in pids)
 
     await lab.until(has_failed, what="a child that has ended")
-    with on_record.open("r+b", buffering=0), pytest.raises(runtime.NotCreated, match="No such file or directory"):
+    with (
+        on_record.open("r+b", buffering=0),
+        pytest.raises(process_runtime.NotCreated, match="No such file or directory"),
+    ):
         await start
     assert not (attempt.directory / "state.json").exists()
     await starter.close()
@@ -257,10 +265,10 @@ async def test_a_supervisor_that_hangs_is_left_for_another(lab, attempt, tmp_pat
     hangs = starter._supervisor.pid
     os.kill(hangs, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
-        impatient.setattr(runtime, "_START_TIMEOUT_S", 0.5)
-        with pytest.raises(runtime.ContainerFailed, match="did not start"):
+        impatient.setattr(process_runtime, "_START_TIMEOUT_S", 0.5)
+        with pytest.raises(process_runtime.ContainerFailed, match="did not start"):
             await starter.start(attempt, spec)
-    other = Container("v", "main", 0, tmp_path / "pods" / "v" / "containers" / "main" / "0", tmp_path / "v.log")
+    other = RunningContainer("v", "main", 0, tmp_path / "pods" / "v" / "containers" / "main" / "0", tmp_path / "v.log")
     await starter.start(other, spec)
     assert other.is_running
     assert other.state["shim"] != hangs
@@ -283,7 +291,7 @@ async def test_a_supervisor_goes_on_without_its_agent_for_as_long_as_it_has_cont
     assert os.path.exists(f"/proc/{supervisor}")
     ended = asyncio.Event()
     following = Runtime(lambda _container: ended.set())
-    again = Container("u", "main", 0, attempt.directory, attempt.log)
+    again = RunningContainer("u", "main", 0, attempt.directory, attempt.log)
     assert following.find(again)
     following.stop(again)
     async with asyncio.timeout(30):
@@ -298,7 +306,7 @@ async def test_a_supervisor_goes_on_without_its_agent_for_as_long_as_it_has_cont
 _AGENT = """
 import asyncio, sys
 from pathlib import Path
-from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 async def main():
     runtime = Runtime(lambda container: None)
@@ -307,7 +315,7 @@ async def main():
     await asyncio.to_thread(sys.stdin.readline)
     place = Path(sys.argv[1])
     spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
-    task = asyncio.create_task(runtime.start(Container("u", "main", 0, place, place / "log"), spec))
+    task = asyncio.create_task(runtime.start(RunningContainer("u", "main", 0, place, place / "log"), spec))
     while not (place / "spec.json").exists():
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)

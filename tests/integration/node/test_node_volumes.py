@@ -11,9 +11,9 @@ from moorage.host import mountinfo, mounts
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.storage import VolumeAttachment
 from moorage.node.layout import attachment_name
-from moorage.node.pods import kernel
-from moorage.node.testing import DIE, GARBAGE, HANG, LIE, ScriptedDriver
-from moorage.node.volumes.asking import uncover
+from moorage.node.runtime import namespaces
+from moorage.node.volumes.driver_calls import uncover
+from moorage.testing.node_driver import DIE, GARBAGE, HANG, LIE, ScriptedDriver
 
 pytestmark = pytest.mark.root
 
@@ -372,7 +372,7 @@ def test_a_mount_that_is_there_twice_in_name_only_is_left_to_its_driver(tmp_path
     """Whoever has bind-mounted the root directory on itself has every later mount below it on both."""
     mounts.mount("parent", tmp_path, "tmpfs")
     try:
-        kernel.mount("none", str(tmp_path), "", kernel.MS_SHARED)
+        namespaces.mount("none", str(tmp_path), "", namespaces.MS_SHARED)
         root = tmp_path / "root"
         target = root / "target"
         target.mkdir(parents=True)

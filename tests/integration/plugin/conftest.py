@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.plugin_caller import Caller
+from tests.support.plugin_process import PluginProcess
 
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.host import libc, loop, mountinfo, mounts
-from moorage.plugin.caller import Caller
-from moorage.plugin.process import PluginProcess
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
+from moorage.plugin.settings import PluginSettings
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -116,7 +116,7 @@ async def plugin(pool, flags, tmp_path, in_own_process):
             yield process
         return
     assert not flags, "flags are for a process"
-    settings = Settings(f"unix://{directory}/csi.sock", "node-1", {"default": pool})
+    settings = PluginSettings(f"unix://{directory}/csi.sock", "node-1", {"default": pool})
     async with serve(settings), CsiClient(settings.endpoint, timeout_s=120) as client:
         yield Within(client)
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from tests.support.plugin_caller import MIB, Caller, block, from_snapshot, from_volume, mounted
+from tests.support.plugin_process import PluginProcess
 
 import moorage
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.host import loop, mountinfo
-from moorage.plugin.caller import MIB, Caller, block, from_snapshot, from_volume, mounted
-from moorage.plugin.process import PluginProcess
-from moorage.plugin.settings import Settings
-from moorage.plugin.wire import TOKEN_KEY
+from moorage.plugin.services.wire import TOKEN_KEY
+from moorage.plugin.settings import PluginSettings
 
 pytestmark = pytest.mark.root
 
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.root
 CRASHING = """
 import asyncio, os, sys
 from moorage.plugin.run import run
-from moorage.plugin.settings import Settings
+from moorage.plugin.settings import PluginSettings
 from moorage.storage import failpoints
-settings, note = Settings.from_json(sys.argv[1]), sys.argv[2]
+settings, note = PluginSettings.from_json(sys.argv[1]), sys.argv[2]
 def live(steps):
     def hook(step):
         if step in steps:
@@ -77,7 +77,7 @@ class Mortal:
         self.steps = set(steps)
         self.died_at: list[str] = []
         self._note, self._log = base / "note", base / "log"
-        self._settings = Settings(f"unix://{base}/csi.sock", "node-1", {"default": pool}, scope=scope)
+        self._settings = PluginSettings(f"unix://{base}/csi.sock", "node-1", {"default": pool}, scope=scope)
         self.client = CsiClient(self._settings.endpoint, timeout_s=120)
 
     async def __aenter__(self) -> Self:

@@ -5,12 +5,12 @@ import os
 from dataclasses import replace
 
 import pytest
+from tests.support.plugin_caller import block, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mountinfo
-from moorage.plugin import staging
-from moorage.plugin.caller import block, mounted
-from moorage.plugin.observe import Observed, observe
+from moorage.plugin.node import staging
+from moorage.plugin.node.observe import VolumeOnHost, observe
 
 pytestmark = pytest.mark.root
 
@@ -70,7 +70,7 @@ async def test_a_number_that_becomes_another_volumes_is_not_used(node, pool, mon
         seen, file = observe(volume), os.stat(volume.data)
         if seen.loops:
             return seen
-        return Observed((replace(used, file=(file.st_dev, file.st_ino)),), ())
+        return VolumeOnHost((replace(used, file=(file.st_dev, file.st_ino)),), ())
 
     monkeypatch.setattr(staging, "observe", look)
     await node.stage(mine, capability)

@@ -11,16 +11,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.support.plugin_caller import MIB, Caller, Mode, block, from_snapshot, mounted
+from tests.support.plugin_process import PluginProcess
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
-from moorage.plugin.caller import MIB, Caller, Mode, block, from_snapshot, mounted
-from moorage.plugin.iolimits import Cgroups
-from moorage.plugin.process import PluginProcess
+from moorage.plugin.io_limits import IoCgroups
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
-from moorage.plugin.wire import TOKEN_KEY
+from moorage.plugin.services.wire import TOKEN_KEY
+from moorage.plugin.settings import PluginSettings
 
 pytestmark = pytest.mark.root
 
@@ -221,7 +221,7 @@ async def test_device_settings_change_on_a_living_volume_and_come_back_at_stage(
 @pytest.fixture
 def pod_cgroup(cannot_run):
     """A pod's cgroup with one container in it, as kubelet makes them."""
-    found = Cgroups()
+    found = IoCgroups()
     if found.why_unsupported():
         cannot_run(found.why_unsupported())
     uid = f"11111111-2222-3333-4444-{os.getpid():012d}"
@@ -326,7 +326,9 @@ async def two_nodes(pool, tmp_path):
     for directory in (one, two):
         directory.mkdir()
     flags = ["--scope=shared", "--max-volumes-per-node=3"]
-    settings = Settings(f"unix://{two}/csi.sock", "node-b", {"default": pool}, scope="shared", max_volumes_per_node=3)
+    settings = PluginSettings(
+        f"unix://{two}/csi.sock", "node-b", {"default": pool}, scope="shared", max_volumes_per_node=3
+    )
     async with (
         PluginProcess({"default": pool}, directory=one, node_id="node-a", flags=flags) as process,
         serve(settings),

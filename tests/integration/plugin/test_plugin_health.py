@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.support.plugin_caller import MIB, Caller, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.host import libc, loop, mountinfo, mounts
-from moorage.plugin.caller import MIB, Caller, mounted
-from moorage.plugin.iolimits import Cgroups
-from moorage.plugin.parts import Parts
+from moorage.plugin.context import PluginContext
+from moorage.plugin.io_limits import IoCgroups
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
+from moorage.plugin.settings import PluginSettings
 from moorage.storage.health import REASONS
 
 pytestmark = pytest.mark.root
@@ -36,7 +36,7 @@ class World:
     """A plugin on a filesystem of its own, with one volume."""
 
     caller: Caller
-    parts: Parts
+    parts: PluginContext
     base: Path
     scratch: Path
     volume: str = ""
@@ -243,7 +243,7 @@ async def the_machine_has_no_controller_for_io(world):
     """As after a restart on a kernel without one: the volume's limits are in its record."""
     world.parts.pools.named().modify_volume(world.volume, {"readIOPS": "100"})
     had = dict(vars(world.parts.cgroups))
-    vars(world.parts.cgroups).update(vars(Cgroups(world.scratch)))
+    vars(world.parts.cgroups).update(vars(IoCgroups(world.scratch)))
     yield
     vars(world.parts.cgroups).update(had)
     world.parts.pools.named().modify_volume(world.volume, {"readIOPS": "0"})
@@ -258,7 +258,7 @@ async def world(make_filesystem, tmp_path, story):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (base / "pool").mkdir()
-    settings = Settings(
+    settings = PluginSettings(
         f"unix://{tmp_path}/csi.sock", "node-1", {"default": base / "pool"}, reserve_fraction=0.3, overcommit=10.0
     )
     async with serve(settings) as parts, CsiClient(settings.endpoint, timeout_s=60) as client:

@@ -4,11 +4,11 @@ import os
 import stat
 
 import pytest
+from tests.support.plugin_caller import MIB, Mode, block, from_snapshot, from_volume, mounted
+from tests.support.plugin_walk import Walk, walk
 
 from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mountinfo
-from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
-from moorage.plugin.walk import Walk, walk
 
 pytestmark = pytest.mark.root
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.plugin_caller import MIB, block, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mountinfo
-from moorage.plugin.caller import MIB, block, mounted
-from moorage.plugin.iolimits import Cgroups
+from moorage.plugin.io_limits import IoCgroups
 
 pytestmark = pytest.mark.root
 
@@ -71,7 +71,7 @@ class PodCgroup:
 
 @pytest.fixture
 def pods(cannot_run) -> Iterator[list[PodCgroup]]:
-    found = Cgroups()
+    found = IoCgroups()
     if found.why_unsupported():
         cannot_run(found.why_unsupported())
     made = []

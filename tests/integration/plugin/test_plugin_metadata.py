@@ -3,9 +3,9 @@
 import os
 
 import pytest
+from tests.support.plugin_caller import MIB, block
 
 from moorage.csi import csi_pb2 as pb
-from moorage.plugin.caller import MIB, block
 
 pytestmark = pytest.mark.root
 

@@ -3,15 +3,15 @@
 import os
 
 import pytest
+from tests.support.plugin_caller import MIB, Caller, Mode, block, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
 from moorage.host.errors import CannotGrow
-from moorage.plugin import staging
-from moorage.plugin.caller import MIB, Caller, Mode, block, mounted
+from moorage.plugin.node import staging
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
+from moorage.plugin.settings import PluginSettings
 
 pytestmark = pytest.mark.root
 
@@ -21,7 +21,7 @@ async def shared(pool, tmp_path):
     """A node of a shared pool, where volumes are attached."""
     directory = tmp_path / "shared"
     directory.mkdir()
-    settings = Settings(f"unix://{directory}/csi.sock", "node-1", {"default": pool}, scope="shared")
+    settings = PluginSettings(f"unix://{directory}/csi.sock", "node-1", {"default": pool}, scope="shared")
     async with serve(settings), CsiClient(settings.endpoint, timeout_s=120) as client:
         caller = Caller(client, directory)
         yield caller

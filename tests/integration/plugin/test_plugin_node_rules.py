@@ -3,10 +3,10 @@
 import os
 
 import pytest
+from tests.support.plugin_caller import MIB, Mode, block, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mountinfo, mounts
-from moorage.plugin.caller import MIB, Mode, block, mounted
 
 pytestmark = pytest.mark.root
 

@@ -4,12 +4,12 @@ import asyncio
 import random
 
 import pytest
+from tests.support.plugin_caller import MIB, Caller
+from tests.support.plugin_process import PluginProcess
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.host import loop, mountinfo, mounts
-from moorage.plugin.caller import MIB, Caller
-from moorage.plugin.process import PluginProcess
 
 pytestmark = pytest.mark.root
 

@@ -12,8 +12,8 @@ import pytest
 
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers import run as controllers
-from moorage.kube.client import Client
-from moorage.kube.config import from_values
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import from_values
 from moorage.kube.objects import (
     CSINode,
     Event,
@@ -24,9 +24,9 @@ from moorage.kube.objects import (
     VolumeAttachment,
 )
 from moorage.sidecars.roles import Role
-from moorage.sidecars.run import Wanted, run
-from moorage.sidecars.settings import Settings, Surroundings
-from moorage.sidecars.testing import Abilities, ScriptedDriver
+from moorage.sidecars.run import WantedRoles, run
+from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.testing.sidecar_driver import Abilities, ScriptedDriver
 
 DRIVER = "test.csi.moorage.dev"
 
@@ -48,9 +48,9 @@ class Lab:
     ) -> asyncio.Task[None]:
         """Start the sidecars in this process, as an own instance with its own connections."""
         defaults = {"csi_address": self.driver.endpoint, "retry_interval_start_s": 0.05, "retry_interval_max_s": 0.4}
-        wanted = Wanted(
-            Settings(**(defaults | settings)),
-            Surroundings(node_name=node, namespace="default", hostname=host, pod_name=pod),
+        wanted = WantedRoles(
+            SidecarSettings(**(defaults | settings)),
+            Environment(node_name=node, namespace="default", hostname=host, pod_name=pod),
             frozenset(roles),
         )
         task = asyncio.create_task(run(wanted, self.api()), name="sidecars-under-test")
@@ -172,7 +172,7 @@ async def laboratory(
         driver = await stack.enter_async_context(ScriptedDriver(f"unix://{folder}/csi.sock", DRIVER, abilities))
         lab = Lab(client, driver, server)
         stack.push_async_callback(lab.stop_api)
-        helping = asyncio.create_task(controllers.run(own, controllers.Settings(names)))
+        helping = asyncio.create_task(controllers.run(own, controllers.ControllerSettings(names)))
         try:
             yield lab
         finally:

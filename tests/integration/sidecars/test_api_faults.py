@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from moorage.kube.config import from_values
+from moorage.kube.api.config import from_values
 from moorage.kube.objects import (
     PersistentVolume,
     PersistentVolumeClaim,

@@ -8,7 +8,7 @@ from moorage.kube.objects import CSIStorageCapacity, Node, PersistentVolume, Per
 from moorage.kube.objects.meta import timestamp_text
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars.roles import Role
-from moorage.sidecars.testing import Abilities
+from moorage.testing.sidecar_driver import Abilities
 
 TOPOLOGY = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))
 FAST = {"kube_api_capacity_qps": 0.0, "capacity_ownerref_level": -1}
@@ -175,7 +175,7 @@ async def test_an_object_without_its_owner_gets_it(lab):
 
 
 async def test_claims_on_a_failed_node_are_told_and_so_is_its_recovery(lab, monkeypatch):
-    monkeypatch.setattr("moorage.sidecars.health._NODE_LOOK_S", 0.05)
+    monkeypatch.setattr("moorage.sidecars.volume_health._NODE_LOOK_S", 0.05)
     lab.start(Role.PROVISIONER, Role.HEALTH, enable_node_watcher=True)
     await lab.make_class()
     await lab.make_claim("data")

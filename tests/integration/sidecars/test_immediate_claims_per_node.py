@@ -4,10 +4,10 @@ import pytest
 
 from moorage.kube.objects import CSINode, Node, StorageClass
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
+from moorage.plugin.settings import PluginSettings
 from moorage.sidecars.provisioner.ownership import rank_of
 from moorage.sidecars.roles import Role
-from moorage.sidecars.testing import Abilities
+from moorage.testing.sidecar_driver import Abilities
 
 SELECTED = "volume.kubernetes.io/selected-node"
 LOCAL = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))
@@ -126,7 +126,7 @@ async def test_the_real_plugins_refusal_reaches_the_user(make_lab, tmp_path, par
     driver, key, endpoint = "csi.moorage.dev", "topology.moorage.dev/node", f"unix://{tmp_path}/csi.sock"
     pool = tmp_path / "pool"
     pool.mkdir()
-    async with make_lab() as lab, serve(Settings(endpoint=endpoint, node_id="node-1", pools={"default": pool})):
+    async with make_lab() as lab, serve(PluginSettings(endpoint=endpoint, node_id="node-1", pools={"default": pool})):
         node = await lab.client.create(Node, {"metadata": {"name": "node-1", "labels": {key: "node-1"}}})
         owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": node.uid}
         spec = {"drivers": [{"name": driver, "nodeID": "node-1", "topologyKeys": [key]}]}

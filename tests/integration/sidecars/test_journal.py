@@ -4,15 +4,15 @@ import asyncio
 
 from moorage.csi import csi_pb2 as pb
 from moorage.kube.objects import Lease, ObjectReference
-from moorage.sidecars.provisioner.attempt import Attempt
-from moorage.sidecars.provisioner.journal import Journal
+from moorage.sidecars.provisioner.attempt import ProvisionAttempt
+from moorage.sidecars.provisioner.intents import Journal
 from moorage.sidecars.roles import Role
 
 PREFIX = "intent.moorage.dev/"
 
 
 def attempt():
-    return Attempt(
+    return ProvisionAttempt(
         claim=ObjectReference(kind="PersistentVolumeClaim", namespace="default", name="data", uid="u1"),
         class_name="fast",
         class_uid="c1",

@@ -3,7 +3,7 @@
 import pytest
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     PersistentVolume,
     PersistentVolumeClaim,

@@ -19,9 +19,9 @@ from moorage.kube.objects import (
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.registrar import Registrar, RegistrationRefused
 from moorage.sidecars.roles import Role
-from moorage.sidecars.run import Wanted, run
-from moorage.sidecars.settings import Settings, Surroundings
-from moorage.sidecars.testing import Abilities
+from moorage.sidecars.run import WantedRoles, run
+from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.testing.sidecar_driver import Abilities
 
 SELECTED = "volume.kubernetes.io/selected-node"
 LOCAL = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))
@@ -261,16 +261,16 @@ async def test_a_dead_nodes_turn_passes_to_the_next(make_lab):
 @pytest.mark.parametrize(
     ("settings", "roles", "message"),
     [
-        (Settings(node_deployment=True), (), "NODE_NAME"),
-        (Settings(node_deployment=True, leader_election=True), (), "exclude each other"),
-        (Settings(http_endpoint=":1", metrics_address=":2"), (), "exclude each other"),
-        (Settings(http_endpoint="8080"), (), "want an address"),
-        (Settings(feature_gates="Topology=maybe"), (), "must be true or false"),
+        (SidecarSettings(node_deployment=True), (), "NODE_NAME"),
+        (SidecarSettings(node_deployment=True, leader_election=True), (), "exclude each other"),
+        (SidecarSettings(http_endpoint=":1", metrics_address=":2"), (), "exclude each other"),
+        (SidecarSettings(http_endpoint="8080"), (), "want an address"),
+        (SidecarSettings(feature_gates="Topology=maybe"), (), "must be true or false"),
     ],
 )
 async def test_a_wrong_set_up_is_told_before_anything_starts(settings, roles, message):
     with pytest.raises(UsageError, match=message):
-        await run(Wanted(settings, Surroundings(), frozenset(roles)))
+        await run(WantedRoles(settings, Environment(), frozenset(roles)))
 
 
 async def test_with_node_deployment_only_local_contents_and_volumes_are_touched(make_lab):

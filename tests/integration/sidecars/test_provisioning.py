@@ -14,7 +14,7 @@ from moorage.kube.objects import (
 )
 from moorage.sidecars.context import is_served as is_kind_served
 from moorage.sidecars.roles import Role
-from moorage.sidecars.testing import Abilities
+from moorage.testing.sidecar_driver import Abilities
 
 FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
 SELECTED = "volume.kubernetes.io/selected-node"
@@ -401,7 +401,7 @@ async def test_the_finalizer_follows_the_reclaim_policy(lab):
 
 
 async def test_an_attached_volume_is_not_deleted_and_its_user_is_told_why(lab, monkeypatch):
-    monkeypatch.setattr("moorage.sidecars.provisioner.volumes._PATIENCE_S", 0.1)
+    monkeypatch.setattr("moorage.sidecars.provisioner.deletion._PATIENCE_S", 0.1)
     lab.start(Role.PROVISIONER)
     await lab.make_class()
     await lab.make_claim("data")

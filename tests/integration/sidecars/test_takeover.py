@@ -9,9 +9,9 @@ from moorage.kube.objects import (
     VolumeSnapshot,
     VolumeSnapshotContent,
 )
+from moorage.sidecars.lost_node import carry_out, plan
 from moorage.sidecars.roles import Role
-from moorage.sidecars.takeover import carry_out, plan
-from moorage.sidecars.testing import Abilities
+from moorage.testing.sidecar_driver import Abilities
 
 SELECTED = "volume.kubernetes.io/selected-node"
 LOCAL = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))

@@ -13,7 +13,7 @@ from moorage.kube.objects import (
     VolumeSnapshotClass,
 )
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
+from moorage.plugin.settings import PluginSettings
 from moorage.sidecars.roles import Role
 
 DRIVER, KEY = "csi.moorage.dev", "topology.moorage.dev/node"
@@ -36,7 +36,7 @@ async def test_a_volumes_life_on_one_node(make_lab, tmp_path):
     endpoint = f"unix://{tmp_path}/csi.sock"
     pool = tmp_path / "pool"
     pool.mkdir()
-    settings = Settings(endpoint=endpoint, node_id="node-1", pools={"default": pool})
+    settings = PluginSettings(endpoint=endpoint, node_id="node-1", pools={"default": pool})
     async with make_lab(names=("binder", "protection")) as lab, serve(settings), CsiClient(endpoint) as csi:
         await make_cluster(lab)
         roles = (Role.PROVISIONER, Role.RESIZER, Role.SNAPSHOTTER, Role.CAPACITY)
@@ -79,7 +79,7 @@ async def test_a_snapshot_is_taken_and_restored_through_the_snapshot_controller(
     endpoint = f"unix://{tmp_path}/csi.sock"
     pool = tmp_path / "pool"
     pool.mkdir()
-    settings = Settings(endpoint=endpoint, node_id="node-1", pools={"default": pool})
+    settings = PluginSettings(endpoint=endpoint, node_id="node-1", pools={"default": pool})
     async with (
         make_lab(names=("binder", "protection", "snapshots")) as lab,
         serve(settings),

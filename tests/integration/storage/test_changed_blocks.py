@@ -9,11 +9,11 @@ from moorage.storage import (
     CreateSnapshot,
     CreateVolume,
     InvalidValue,
-    Kind,
     Pool,
     PoolConfig,
     SizeOutOfRange,
     SnapshotNotFound,
+    VolumeKind,
 )
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def test_nothing_changed_is_nothing_told(pool):
 def test_what_cannot_be_compared_is_refused_by_name(pool):
     one = pool.create_volume(CreateVolume("v", MIB, filesystem=""))
     other = pool.create_volume(CreateVolume("w", MIB, filesystem=""))
-    tree = pool.create_volume(CreateVolume("d", MIB, kind=Kind.DIRECTORY))
+    tree = pool.create_volume(CreateVolume("d", MIB, kind=VolumeKind.DIRECTORY))
     first = pool.create_snapshot(CreateSnapshot("a", one.id))
     second = pool.create_snapshot(CreateSnapshot("b", other.id))
     third = pool.create_snapshot(CreateSnapshot("c", tree.id))

@@ -3,17 +3,17 @@
 import os
 
 import pytest
+from tests.support.crash import killed_at
 
 from moorage.host import subvolumes
-from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Source, id_from
-from moorage.storage.testing import killed_at
+from moorage.storage import CreateSnapshot, CreateVolume, Pool, PoolConfig, Source, VolumeKind, id_from
 
 MIB = 1 << 20
 KEPT, NEW = id_from("kept"), id_from("new")
 
 
 def directory(name, size=16 * MIB, **more):
-    return CreateVolume(name, size, kind=Kind.DIRECTORY, **more)
+    return CreateVolume(name, size, kind=VolumeKind.DIRECTORY, **more)
 
 
 def prepare(pool):

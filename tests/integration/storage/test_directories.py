@@ -17,11 +17,11 @@ from moorage.storage import (
     CreateVolume,
     InUse,
     InUseCopyRefused,
-    Kind,
     Pool,
     PoolConfig,
     Source,
     VolumeInUse,
+    VolumeKind,
 )
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def pool(any_pool_dir):
 
 
 def directory(name, **more):
-    return CreateVolume(name, 64 * MIB, kind=Kind.DIRECTORY, **more)
+    return CreateVolume(name, 64 * MIB, kind=VolumeKind.DIRECTORY, **more)
 
 
 def plant(base):

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.plugin_caller import Caller
+from tests.support.plugin_caller import mounted as mounted_as
+from tests.support.plugin_process import PluginProcess
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
 from moorage.host.errors import HostError
-from moorage.plugin.caller import Caller
-from moorage.plugin.caller import mounted as mounted_as
-from moorage.plugin.process import PluginProcess
-from moorage.plugin.wire import TOKEN_KEY
+from moorage.plugin.services.wire import TOKEN_KEY
 from moorage.storage import (
     AttachedElsewhere,
     AttachmentsUnreadable,
@@ -36,11 +36,11 @@ from moorage.storage import (
     CreateSnapshot,
     CreateVolume,
     Fenced,
-    Kind,
     Pool,
     PoolConfig,
-    Scope,
+    PoolScope,
     Source,
+    VolumeKind,
 )
 
 MIB = 1 << 20
@@ -175,7 +175,7 @@ def _is_writable(target):
 
 
 def opened(directory, owner=False):
-    config = PoolConfig("shared", directory, scope=Scope.SHARED, owner=owner, overcommit=100.0, background=False)
+    config = PoolConfig("shared", directory, scope=PoolScope.SHARED, owner=owner, overcommit=100.0, background=False)
     return Pool.open(config)
 
 
@@ -207,7 +207,7 @@ def test_a_pool_lives_on_it_while_a_brick_dies(gluster, tmp_path):
         volume = pool.create_volume(CreateVolume("v", 4 * MIB, filesystem=""))
         with open(volume.data, "r+b") as data:
             data.write(b"kept")
-        tree = pool.create_volume(CreateVolume("d", MIB, kind=Kind.DIRECTORY))
+        tree = pool.create_volume(CreateVolume("d", MIB, kind=VolumeKind.DIRECTORY))
         (tree.data / "f").write_text("x")
         cut = pool.create_snapshot(CreateSnapshot("s", volume.id))
         assert other.snapshot(cut.id).data.read_bytes()[:4] == b"kept"

@@ -11,11 +11,11 @@ from moorage.storage import (
     CreateVolume,
     InUse,
     InUseCopyRefused,
-    Kind,
     Pool,
     PoolConfig,
     Source,
     VolumeInUse,
+    VolumeKind,
 )
 
 MIB = 1 << 20
@@ -143,4 +143,4 @@ def test_a_copy_of_a_half_formatted_volume_is_blank(pool):
     cut = pool.create_snapshot(CreateSnapshot("s", volume.id))
     assert pool.is_half_formatted(volume.id)
     assert cut.data.read_bytes() == bytes(8 * MIB)
-    assert cut.kind is Kind.IMAGE
+    assert cut.kind is VolumeKind.IMAGE

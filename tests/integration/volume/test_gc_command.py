@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from moorage.apiserver.testing import serve
 from moorage.host import filesystems, loop, mounts
-from moorage.kube import config
-from moorage.kube.client import Client
+from moorage.kube.api import config
+from moorage.kube.api.client import Client
 from moorage.kube.objects import CSIDriver, PersistentVolume, VolumeAttachment
 from moorage.storage import CreateSnapshot, CreateVolume, Pool, PoolConfig
 from moorage.storage.guests import FOR_EXPORT
+from moorage.testing.server import serve
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20

@@ -11,12 +11,12 @@ import uuid
 
 import pytest
 
-from moorage.apiserver.testing import serve
 from moorage.host import filesystems, loop, mountinfo, mounts
-from moorage.kube import config
-from moorage.kube.client import Client
+from moorage.kube.api import config
+from moorage.kube.api.client import Client
 from moorage.kube.objects import CSIDriver, CSINode, Node, PersistentVolume, Pod, VolumeAttachment
-from moorage.storage import CreateVolume, Kind, Pool, PoolConfig, Scope
+from moorage.storage import CreateVolume, Pool, PoolConfig, PoolScope, VolumeKind
+from moorage.testing.server import serve
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def pool(xfs_pool_dir):
 
 @pytest.fixture
 def shared(xfs_pool_dir):
-    wanted = PoolConfig("shared", xfs_pool_dir / "shared", scope=Scope.SHARED, background=False, owner=False)
+    wanted = PoolConfig("shared", xfs_pool_dir / "shared", scope=PoolScope.SHARED, background=False, owner=False)
     with Pool.open(wanted) as opened:
         yield opened
 
@@ -203,7 +203,7 @@ async def test_a_dead_mount_is_unmounted_when_it_is_old_enough(pool, tmp_path):
 @pytest.mark.parametrize("kind", ["image", "directory"])
 async def test_the_mount_of_a_pod_that_is_gone_goes_and_a_living_pods_stays(pool, cluster, tmp_path, kind):
     client, where = cluster
-    volume = pool.create_volume(CreateVolume("pvc-v", 8 * MIB, kind=Kind(kind)))
+    volume = pool.create_volume(CreateVolume("pvc-v", 8 * MIB, kind=VolumeKind(kind)))
     await client.create(PersistentVolume, pv_of("pv", volume.id))
     container = {"name": "c", "image": "host", "command": ["true"]}
     pod = await client.create(

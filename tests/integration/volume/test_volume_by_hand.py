@@ -5,11 +5,11 @@ import os
 import signal
 
 import pytest
+from tests.support.plugin_caller import Caller, mounted
+from tests.support.plugin_process import PluginProcess
 
 from moorage.host import loop, mountinfo
-from moorage.plugin.caller import Caller, mounted
-from moorage.plugin.process import PluginProcess
-from moorage.storage.export import PARTIAL
+from moorage.storage.transfer.export import PARTIAL
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20

@@ -12,13 +12,13 @@ import threading
 import pytest
 
 from moorage.host.extents import data_ranges
-from moorage.storage import CreateSnapshot, CreateVolume, Kind, NameTaken, Pool, PoolConfig
-from moorage.storage.archive import unpack
+from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig, VolumeKind
 from moorage.storage.errors import InvalidValue
-from moorage.storage.export import ChangedMeanwhile, export_to_file, export_to_pipe, subject_of
 from moorage.storage.ids import id_from
-from moorage.storage.imports import ImportRequest, import_stream, unfinished
-from moorage.storage.stream import FramedBytes, StreamCut, StreamDamaged, StreamReader, scan
+from moorage.storage.transfer.archive import unpack
+from moorage.storage.transfer.export import ChangedMeanwhile, export_to_file, export_to_pipe, subject_of
+from moorage.storage.transfer.import_ import ImportRequest, import_stream, unfinished
+from moorage.storage.transfer.stream import FramedBytes, StreamCut, StreamDamaged, StreamReader, scan
 from moorage.storage.trees import copy_tree, make_socket
 
 pytestmark = pytest.mark.root
@@ -36,7 +36,7 @@ def pools(tmp_path):
 
 def filled(pool, name="d"):
     """A directory volume with one of everything."""
-    volume = pool.create_volume(CreateVolume(name, 64 * MIB, kind=Kind.DIRECTORY))
+    volume = pool.create_volume(CreateVolume(name, 64 * MIB, kind=VolumeKind.DIRECTORY))
     root = volume.data
     (root / "folder" / "deep").mkdir(parents=True)
     (root / "folder" / "plain").write_bytes(os.urandom(3 * MIB + 17))
@@ -107,7 +107,7 @@ def test_every_kind_of_file_comes_back_as_it_was(pools, tmp_path):
     export_to_file(subject_of(here, volume), tmp_path / "stream")
     assert (tmp_path / "stream").stat().st_size < 8 * MIB  # holes are left out
     done = imported(there, tmp_path / "stream")
-    assert done.volume.kind is Kind.DIRECTORY
+    assert done.volume.kind is VolumeKind.DIRECTORY
     assert (done.volume.name, done.volume.size_bytes) == ("d", 64 * MIB)
     assert told(done.volume.data) == before
     assert there.volume(done.volume.id).data.is_dir()

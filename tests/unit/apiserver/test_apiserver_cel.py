@@ -2,8 +2,8 @@
 
 import pytest
 
-from moorage.apiserver.cel import BadExpression, Rule
-from moorage.apiserver.snapshotkinds import snapshot_definitions
+from moorage.apiserver.crd.cel import BadExpression, Rule
+from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
 
 ONE_OF = "(has(self.a) && !has(self.b)) || (!has(self.a) && has(self.b))"
 

@@ -11,9 +11,9 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from moorage.apiserver.limits import Limits
-from moorage.apiserver.listen import Listener
-from moorage.apiserver.testing import serve
+from moorage.apiserver.http.listen import Listener
+from moorage.apiserver.limits import ServerLimits
+from moorage.testing.server import serve
 
 
 async def answer(_request: web.BaseRequest) -> web.StreamResponse:
@@ -31,7 +31,7 @@ async def told(client: socket.socket) -> bytes:
 async def comes_while_it_closes(turns: int) -> bytes:
     """A client connects, and the server closes so many turns of the loop later: in turn 1 the connection waits to be
     taken, in turn 2 it has been taken and is nobody's yet, in the later ones it has an owner."""
-    listener = Listener(answer, Limits())
+    listener = Listener(answer, ServerLimits())
     port = await listener.open_plain("127.0.0.1", 0)
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.setblocking(False)
@@ -72,7 +72,7 @@ async def test_a_client_that_is_not_done_with_tls_when_the_server_closes_is_clos
 
 
 async def test_a_server_that_has_closed_takes_nobody() -> None:
-    listener = Listener(answer, Limits())
+    listener = Listener(answer, ServerLimits())
     port = await listener.open_plain("127.0.0.1", 0)
     await listener.close()
     with pytest.raises(ConnectionRefusedError):

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.apiserver.errors import StatusError
-from moorage.apiserver.fieldsets import fields_v1, leaves, paths_from
-from moorage.apiserver.patch import json_patch, merge_patch, same
-from moorage.apiserver.schema import struct
-from moorage.apiserver.strategic import strategic_patch
+from moorage.apiserver.kinds.schema import struct
+from moorage.apiserver.writing.json_patch import json_patch, merge_patch, same
+from moorage.apiserver.writing.managed_fields import fields_v1, leaves, paths_from
+from moorage.apiserver.writing.strategic_patch import strategic_patch
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.text("abc/~", max_size=3))
 values = st.recursive(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.apiserver.podcells import pod_ready, pod_restarts, pod_status
+from moorage.apiserver.reading.pod_columns import pod_ready, pod_restarts, pod_status
 
 LONG_AGO = "1999-01-01T00:00:00Z"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moorage.apiserver.schema import Normaliser, WrongType, struct
+from moorage.apiserver.kinds.schema import Normaliser, WrongType, struct
 from moorage.kube.quantity import Quantity, canonical_text
 
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"

@@ -10,10 +10,10 @@ import stat
 import aiohttp
 import pytest
 
-from moorage.apiserver.limits import Limits
+from moorage.apiserver.limits import ServerLimits
 from moorage.apiserver.run import ApiServer, Config
-from moorage.apiserver.testing import serve
 from moorage.errors import UsageError
+from moorage.testing.server import serve
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 
@@ -78,7 +78,7 @@ async def test_a_body_over_the_limit_is_413_however_it_is_sent(tmp_path):
 
 
 async def test_a_connection_that_says_nothing_is_closed(tmp_path):
-    async with serve(tmp_path, limits=Limits(headers_s=0.1)) as server:
+    async with serve(tmp_path, limits=ServerLimits(headers_s=0.1)) as server:
         host, port = server.insecure_url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /readyz HTTP/1.1\r\nHost:")  # and never more
@@ -90,7 +90,7 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path):
 
 async def test_more_watches_than_allowed_are_told_to_come_back(tmp_path):
     async with (
-        serve(tmp_path, limits=Limits(watches=1)) as server,
+        serve(tmp_path, limits=ServerLimits(watches=1)) as server,
         session_of(server, server.token) as session,
         session.get(f"{MAPS}?watch=1") as first,
         session.get(f"{MAPS}?watch=1") as second,
@@ -113,7 +113,7 @@ async def count_changes(session, wanted):
 
 
 async def test_a_slow_watcher_is_dropped_and_holds_nobody_back(tmp_path):
-    limits = Limits(stalled_watch_s=0.5)
+    limits = ServerLimits(stalled_watch_s=0.5)
     async with serve(tmp_path, limits=limits) as server, session_of(server, server.token) as session:
         host, port = server.insecure_url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)

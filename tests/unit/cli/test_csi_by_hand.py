@@ -2,13 +2,13 @@
 
 import pytest
 
-from moorage.csi import byhand
 from moorage.csi import csi_pb2 as pb
+from moorage.csi import text
 from moorage.errors import UsageError
 
 
 def test_words_with_dots_reach_nested_fields_lists_and_maps():
-    request = byhand.request_from(
+    request = text.request_from(
         "CreateVolume",
         [
             "name=v1",
@@ -32,7 +32,7 @@ def test_words_with_dots_reach_nested_fields_lists_and_maps():
 
 
 def test_words_lie_on_top_of_a_document_and_json_values_are_taken_whole():
-    request = byhand.request_from(
+    request = text.request_from(
         "CreateVolume", ["name=other", 'volume_capabilities:=[{"block": {}}]'], {"name": "v1", "parameters": {"a": "b"}}
     )
     assert request.name == "other"
@@ -41,7 +41,7 @@ def test_words_lie_on_top_of_a_document_and_json_values_are_taken_whole():
 
 
 def test_truth_values_and_empty_messages_are_understood():
-    request = byhand.request_from("ControllerPublishVolume", ["readonly=true", "volume_capability.block="])
+    request = text.request_from("ControllerPublishVolume", ["readonly=true", "volume_capability.block="])
     assert request.readonly
     assert request.volume_capability.HasField("block")
 
@@ -61,11 +61,11 @@ def test_truth_values_and_empty_messages_are_understood():
 )
 def test_a_word_that_is_wrong_is_named(words, says):
     with pytest.raises(UsageError, match=says):
-        byhand.request_from("CreateVolume", words)
+        text.request_from("CreateVolume", words)
 
 
 def test_every_method_of_the_five_services_is_listed_once():
-    names = byhand.methods()
+    names = text.methods()
     assert len(names) == len(set(names))
     assert {name.split(".")[0] for name in names} == {
         "Identity",
@@ -74,6 +74,6 @@ def test_every_method_of_the_five_services_is_listed_once():
         "SnapshotMetadata",
         "Node",
     }
-    assert ("capacity_range.required_bytes", "int64") in byhand.fields_of("CreateVolume")
-    assert byhand.is_streaming("GetMetadataDelta")
-    assert not byhand.is_streaming("Probe")
+    assert ("capacity_range.required_bytes", "int64") in text.fields_of("CreateVolume")
+    assert text.is_streaming("GetMetadataDelta")
+    assert not text.is_streaming("Probe")

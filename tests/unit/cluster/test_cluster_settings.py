@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cluster.layout import Layout
+from moorage.cluster.layout import DataLayout
 from moorage.cluster.settings import CannotRunHere, UpSettings
 from moorage.errors import UsageError
 
@@ -45,6 +45,6 @@ def test_several_nodes_share_their_pool_and_one_does_not():
 
 
 def test_folders_are_for_their_owner_only(tmp_path):
-    layout = Layout(tmp_path / "m")
+    layout = DataLayout(tmp_path / "m")
     layout.make()
     assert [path.stat().st_mode & 0o777 for path in (layout.root, layout.api, layout.logs, layout.run)] == [0o700] * 4

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from moorage.cluster import supervise
-from moorage.cluster.supervise import Part, Supervisor
+from moorage.cluster import supervisor as supervise
+from moorage.cluster.supervisor import Part, ProcessSupervisor
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ async def until(holds):
 
 
 async def test_a_process_that_dies_is_started_again_and_its_end_is_named(tmp_path):
-    supervisor = Supervisor()
+    supervisor = ProcessSupervisor()
     part = Part("sleeper", command=["sleep", "60"], log_file=tmp_path / "log")
     supervisor.start(part)
     await until(lambda: part.pid)
@@ -39,7 +39,7 @@ async def test_a_process_that_dies_is_started_again_and_its_end_is_named(tmp_pat
 
 
 async def test_a_command_that_is_not_there_is_named_and_tried_again():
-    supervisor = Supervisor()
+    supervisor = ProcessSupervisor()
     part = Part("nothing", command=["/no/such/program"])
     supervisor.start(part)
     await until(lambda: part.restarts >= 2)
@@ -48,7 +48,7 @@ async def test_a_command_that_is_not_there_is_named_and_tried_again():
 
 
 async def test_a_coroutine_that_fails_is_started_again():
-    supervisor, runs = Supervisor(), []
+    supervisor, runs = ProcessSupervisor(), []
 
     async def fails_once() -> None:
         runs.append(1)
@@ -67,7 +67,7 @@ async def test_a_part_that_ignores_sigterm_is_killed(tmp_path):
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     )
-    supervisor = Supervisor()
+    supervisor = ProcessSupervisor()
     part = Part("stubborn", command=[sys.executable, "-c", stubborn], log_file=tmp_path / "log", stop_grace_s=0.2)
     supervisor.start(part)
     await until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
@@ -80,9 +80,9 @@ async def test_a_part_that_ignores_sigterm_is_killed(tmp_path):
 async def test_children_die_with_a_killed_supervisor():
     script = (
         "import asyncio\n"
-        "from moorage.cluster.supervise import Part, Supervisor\n"
+        "from moorage.cluster.supervisor import Part, ProcessSupervisor\n"
         "async def main():\n"
-        "    supervisor = Supervisor()\n"
+        "    supervisor = ProcessSupervisor()\n"
         "    part = Part('p', command=['sleep', '60'])\n"
         "    supervisor.start(part)\n"
         "    while not part.pid: await asyncio.sleep(0.01)\n"

@@ -11,8 +11,8 @@ from moorage.host import loop
 from moorage.host.errors import HostError
 from moorage.storage.copies import CopyPlan, Job, plan_copy
 from moorage.storage.errors import InUseCopyRefused
-from moorage.storage.model import InUse, Kind
-from moorage.storage.usage import Use
+from moorage.storage.model import InUse, VolumeKind
+from moorage.storage.usage import HostUse
 
 
 def context(fstype: str) -> SimpleNamespace:
@@ -21,34 +21,34 @@ def context(fstype: str) -> SimpleNamespace:
     return SimpleNamespace(config=config, fstype=fstype, is_btrfs=fstype == "btrfs", copies_by_reflink=has_reflinks)
 
 
-def job(kind: Kind, in_use: InUse) -> Job:
+def job(kind: VolumeKind, in_use: InUse) -> Job:
     return Job("vol", kind, Path("/pool/volumes/vol/data"), "/pool/tmp/x", in_use)
 
 
 @pytest.mark.parametrize(
     ("kind", "fstype", "in_use", "reason"),
     [
-        (Kind.IMAGE, "xfs", InUse.FREEZE, ""),
-        (Kind.IMAGE, "nfs4", InUse.FREEZE, "has no reflinks"),
-        (Kind.DIRECTORY, "xfs", InUse.FREEZE, "cannot copy a directory in one moment"),
-        (Kind.DIRECTORY, "nfs4", InUse.FREEZE, "has no reflinks"),
-        (Kind.DIRECTORY, "nfs4", InUse.LIVE, ""),
-        (Kind.DIRECTORY, "xfs", InUse.LIVE, ""),
-        (Kind.DIRECTORY, "btrfs", InUse.FREEZE, ""),
+        (VolumeKind.IMAGE, "xfs", InUse.FREEZE, ""),
+        (VolumeKind.IMAGE, "nfs4", InUse.FREEZE, "has no reflinks"),
+        (VolumeKind.DIRECTORY, "xfs", InUse.FREEZE, "cannot copy a directory in one moment"),
+        (VolumeKind.DIRECTORY, "nfs4", InUse.FREEZE, "has no reflinks"),
+        (VolumeKind.DIRECTORY, "nfs4", InUse.LIVE, ""),
+        (VolumeKind.DIRECTORY, "xfs", InUse.LIVE, ""),
+        (VolumeKind.DIRECTORY, "btrfs", InUse.FREEZE, ""),
     ],
 )
 def test_an_attached_volume_is_copied_in_one_moment_or_refused(kind, fstype, in_use, reason):
     """Whether a node uses it is said by its attachment: what is mounted there is not seen from here."""
     if not reason:
-        assert plan_copy(job(kind, in_use), Use(), context(fstype), ["node-1"]).freeze is False
+        assert plan_copy(job(kind, in_use), HostUse(), context(fstype), ["node-1"]).freeze is False
         return
     with pytest.raises(InUseCopyRefused, match=f"attached to node-1, .* {reason}; detach it first"):
-        plan_copy(job(kind, in_use), Use(), context(fstype), ["node-1"])
+        plan_copy(job(kind, in_use), HostUse(), context(fstype), ["node-1"])
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(VolumeKind))
 def test_a_volume_at_rest_is_copied(kind):
-    assert plan_copy(job(kind, InUse.FREEZE), Use(), context("nfs4")) == CopyPlan(False, 0.0)
+    assert plan_copy(job(kind, InUse.FREEZE), HostUse(), context("nfs4")) == CopyPlan(False, 0.0)
 
 
 def test_a_device_that_cannot_be_made_is_an_error_of_the_host(monkeypatch):

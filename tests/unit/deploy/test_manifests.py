@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import moorage
-from moorage.apiserver.snapshotkinds import snapshot_definitions
+from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
 
 FOLDERS = [
     "node-local",

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from moorage.csi.metrics import CallMetrics
-from moorage.kube.queue import WorkQueue
+from moorage.kube.control.queue import WorkQueue
 from moorage.plugin.metrics import copy_metrics, pool_metrics
 from moorage.sidecars.metrics import Metrics
 from moorage.storage import Pools

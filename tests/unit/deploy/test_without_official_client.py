@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from moorage.errors import UsageError
-from moorage.kube import config
+from moorage.kube.api import config
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from moorage.insight.causes import REGISTRY
 from moorage.insight.causes.model import code_in, driver_words
-from moorage.insight.document import page
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.explain import first_cause, parse, story_of, stuck_stories
-from moorage.insight.world import World
+from moorage.insight.troubleshooting_page import page
 from moorage.kube.objects import CSIDriver, CSINode, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import KubeObject
 
@@ -48,7 +48,7 @@ def pod(**more):
 
 def world_of(*pods, events=(), driver=None, volume=None):
     """A bound claim on a ready node that has the driver; events are (reason, message), newest first."""
-    made = World()
+    made = ClusterView()
     made.nodes["node-1"] = make(Node, NODE)
     made.claims["default/data"] = make(PersistentVolumeClaim, CLAIM)
     made.volumes["pv-1"] = make(PersistentVolume, volume or VOLUME)
@@ -182,7 +182,7 @@ def test_every_cause_has_a_test():
 
 
 def test_the_troubleshooting_page_is_made_from_the_table():
-    command = "python -m moorage.insight.document docs/troubleshooting.md"
+    command = "python -m moorage.insight.troubleshooting_page docs/troubleshooting.md"
     assert (ROOT / "docs" / "troubleshooting.md").read_text() == page(), f"the page is stale: {command}"
 
 

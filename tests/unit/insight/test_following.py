@@ -2,12 +2,12 @@
 
 import asyncio
 
-from moorage.apiserver.testing import serve
 from moorage.insight.explain import Link, Story
-from moorage.insight.following import Follower, watched
-from moorage.kube.client import Client
-from moorage.kube.config import from_values
+from moorage.insight.watcher import Follower, watched
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import from_values
 from moorage.kube.objects import Event, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.testing.server import serve
 
 CHAIN = [Link("pod/web", "Pending", "it waits"), Link("pvc/data", "Pending", "it waits"), Link("pv/v", "Bound", "")]
 
@@ -28,7 +28,7 @@ def test_every_object_of_the_chain_and_its_events_are_watched_where_they_are():
 
 
 async def test_a_change_of_an_object_ends_the_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr("moorage.insight.following._AT_MOST_S", 3600.0)  # nothing but a watch can end it
+    monkeypatch.setattr("moorage.insight.watcher._AT_MOST_S", 3600.0)  # nothing but a watch can end it
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     async with (
         serve(tmp_path / "api") as server,
@@ -46,15 +46,15 @@ async def test_a_change_of_an_object_ends_the_wait(tmp_path, monkeypatch):
 
 
 async def test_where_no_watch_is_possible_looks_follow_sooner(monkeypatch):
-    monkeypatch.setattr("moorage.insight.following._WITHOUT_WATCH_S", 0.01)
+    monkeypatch.setattr("moorage.insight.watcher._WITHOUT_WATCH_S", 0.01)
     async with (
         asyncio.timeout(60),
         Client(from_values("http://127.0.0.1:1", "t")) as client,
         Follower(client, "default") as follower,
     ):
-        monkeypatch.setattr("moorage.insight.following._AT_MOST_S", 0.01)
+        monkeypatch.setattr("moorage.insight.watcher._AT_MOST_S", 0.01)
         while not all(task.done() for task in follower._tasks.values()) or not follower._tasks:
             await follower.next(_story(*CHAIN))
-        monkeypatch.setattr("moorage.insight.following._AT_MOST_S", 3600.0)  # what it would wait for a good watch
+        monkeypatch.setattr("moorage.insight.watcher._AT_MOST_S", 3600.0)  # what it would wait for a good watch
         await follower.next(_story(*CHAIN))
         assert len(follower._tasks) == 6

@@ -6,13 +6,13 @@ import time
 import pytest
 
 from moorage.errors import UsageError
+from moorage.insight.log_records import read_records
 from moorage.insight.perfetto import document
-from moorage.insight.records import read_records
-from moorage.insight.trace import Step, assemble, shares
+from moorage.insight.trace import TraceStep, assemble, shares
 
 
 def exact(at, who, what, took=None, reason="log", obj="pvc/data"):
-    return Step(at, who, obj, what, "log" if took else "event", took, True, False, "call" if took else reason)
+    return TraceStep(at, who, obj, what, "log" if took else "event", took, True, False, "call" if took else reason)
 
 
 def test_a_call_is_its_callee_s_time_and_what_comes_before_is_its_caller_s():
@@ -40,9 +40,9 @@ def test_what_is_not_done_counts_until_now():
 
 
 def test_order_within_a_second_and_the_end():
-    created = Step(10.0, "kubectl", "pvc/data", "created", "object", reason="Created")
-    volume = Step(10.0, "provisioner", "pv/x", "created", "object", reason="Created")
-    ready = Step(10.0, "node agent", "pod/web", "condition Ready", "object", reason="Ready")
+    created = TraceStep(10.0, "kubectl", "pvc/data", "created", "object", reason="Created")
+    volume = TraceStep(10.0, "provisioner", "pv/x", "created", "object", reason="Created")
+    ready = TraceStep(10.0, "node agent", "pod/web", "condition Ready", "object", reason="Ready")
     started = exact(10.8, "node agent", "Started: c", reason="Started", obj="pod/web")
     later = exact(99.0, "binder", "later")
     told = assemble(
@@ -62,7 +62,7 @@ def test_order_within_a_second_and_the_end():
 
 
 def test_conditions_that_an_event_tells_better_are_left_out():
-    condition = Step(10.0, "", "pod/web", "condition PodScheduled", "object", reason="PodScheduled")
+    condition = TraceStep(10.0, "", "pod/web", "condition PodScheduled", "object", reason="PodScheduled")
     event = exact(10.2, "scheduler", "Scheduled: to node-1", reason="Scheduled", obj="pod/web")
     assert [step.what for step in assemble("pod/web", [], [condition, event], (), 11.0).steps] == [
         "Scheduled: to node-1"

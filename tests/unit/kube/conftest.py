@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from moorage.kube.client import Client
-from moorage.kube.config import ApiConfig, from_values
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import ApiConfig, from_values
 
 
 class _Selector(selectors.DefaultSelector):

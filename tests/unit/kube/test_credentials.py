@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from moorage.errors import UsageError
-from moorage.kube import config
-from moorage.kube.client import Client
+from moorage.kube.api import config
+from moorage.kube.api.client import Client
 from moorage.kube.errors import Unauthorized, Unavailable
 from moorage.kube.objects.core import ConfigMap
 
@@ -410,8 +410,9 @@ def test_certificates_that_cannot_be_read_are_explained(tmp_path, cluster):
 
 def test_the_official_package_is_not_imported_by_the_layer():
     code = (
-        "import sys, moorage.kube.client, moorage.kube.informer, moorage.kube.queue, moorage.kube.events, "
-        "moorage.kube.election, moorage.kube.selectors, moorage.kube.quantity, moorage.kube.objects; "
+        "import sys, moorage.kube.api.client, moorage.kube.cache.informer, "
+        "moorage.kube.control.queue, moorage.kube.control.events, "
+        "moorage.kube.control.election, moorage.kube.selectors, moorage.kube.quantity, moorage.kube.objects; "
         "sys.exit('kubernetes' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

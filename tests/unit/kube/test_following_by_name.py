@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from moorage.kube.byname import ByNameInformer
+from moorage.kube.cache.by_name import ByNameInformer
 from moorage.kube.objects.core import ConfigMap
 
 MAPS = "/api/v1/namespaces/ns/configmaps"

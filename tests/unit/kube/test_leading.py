@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from moorage.errors import UsageError
-from moorage.kube.election import ElectionConfig, Elector, LeadershipLost, sanitised
+from moorage.kube.control.election import ElectionConfig, Elector, LeadershipLost, sanitised
 from moorage.kube.objects.meta import micro_timestamp_text
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/lock"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moorage.kube.client import TRIES_FOR_A_PERSON, PatchType
+from moorage.kube.api.client import TRIES_FOR_A_PERSON, PatchType
 from moorage.kube.errors import (
     AlreadyExists,
     BadRequest,

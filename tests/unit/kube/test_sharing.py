@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.kube import sharing
+from moorage.kube.cache import interning
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 
 TEXT = st.text("ab/.-", max_size=6)
@@ -22,7 +22,7 @@ def claim(name):
 
 
 def test_what_two_objects_both_say_is_held_once():
-    one, other = sharing.shared(claim("one")), sharing.shared(claim("other"))
+    one, other = interning.shared(claim("one")), interning.shared(claim("other"))
     assert one.spec.storage_class_name is other.spec.storage_class_name
     assert one.spec.access_modes[0] is other.spec.access_modes[0]
     assert next(iter(one.annotations)) is next(iter(other.annotations))
@@ -43,6 +43,6 @@ def test_nothing_that_an_object_says_is_changed(labels, modes, terms, command, p
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"command": command, "livenessProbe": probe}]}}
     for kind, body in ((PersistentVolume, volume), (Pod, pod)):
         text = json.dumps(body)
-        shared = sharing.shared(msgspec.json.decode(text, type=kind))
+        shared = interning.shared(msgspec.json.decode(text, type=kind))
         assert shared == msgspec.json.decode(text, type=kind)
         assert msgspec.json.encode(shared) == msgspec.json.encode(msgspec.json.decode(text, type=kind))

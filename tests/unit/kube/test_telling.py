@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moorage.kube.events import Recorder
+from moorage.kube.control.events import Recorder
 from moorage.kube.objects.meta import ObjectReference
 
 EVENTS = "/api/v1/namespaces/ns/events"

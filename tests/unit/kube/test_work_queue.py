@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from moorage.errors import MoorageError
-from moorage.kube.queue import WorkQueue
+from moorage.kube.control.queue import WorkQueue
 
 
 @contextlib.asynccontextmanager

@@ -7,11 +7,11 @@ import os
 import pytest
 
 from moorage.host.boot import boot_id
-from moorage.node.pods import record
 from moorage.node.pods.attempts import attempts_of
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.pods.record import DRAINED
-from moorage.node.pods.runtime import Container, read_state
+from moorage.node.runtime import container_state
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.runtime.container_state import DRAINED
+from moorage.node.runtime.process_runtime import RunningContainer, read_state
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def left(tmp_path):
         directory = tmp_path / "containers" / "a" / str(number)
         directory.mkdir(parents=True)
         (directory / "spec.json").write_text(json.dumps(spec or {}))
-        return Container("u", "a", number, directory, tmp_path / "log", state)
+        return RunningContainer("u", "a", number, directory, tmp_path / "log", state)
 
     return leave
 
@@ -31,7 +31,7 @@ def groups(tmp_path, kills=0):
     group = tmp_path / "cgroup" / "kubepods" / "n1" / "podu" / "a"
     group.mkdir(parents=True)
     (group / "memory.oom_control").write_text(f"oom_kill {kills}\n")
-    return Cgroups("n1", [(1, tmp_path / "cgroup")])
+    return ContainerCgroups("n1", [(1, tmp_path / "cgroup")])
 
 
 def test_the_newest_attempt_counts_and_the_one_before_is_its_history(tmp_path, left):
@@ -89,8 +89,8 @@ def test_a_kill_for_want_of_memory_is_remembered_when_its_group_is_gone(tmp_path
     killed = left(0, {}, started=1.0, finished=2.0, exit_code=137)
     attempts_of({"a": [killed]}, groups(tmp_path, kills=1))
 
-    found = Container("u", "a", 0, killed.directory, killed.log, read_state(killed.directory))
-    nothing = Cgroups("n1", [(1, tmp_path / "made-anew")])
+    found = RunningContainer("u", "a", 0, killed.directory, killed.log, read_state(killed.directory))
+    nothing = ContainerCgroups("n1", [(1, tmp_path / "made-anew")])
     newest = attempts_of({"a": [found]}, nothing)["a"]
     assert (newest.reason, newest.exit_code, newest.finished) == ("OOMKilled", 137, 2.0)
 
@@ -99,7 +99,7 @@ def test_a_kill_is_told_of_also_where_it_cannot_be_written_down(tmp_path, left, 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(record, "write", full)
+    monkeypatch.setattr(container_state, "write", full)
     killed = left(0, {}, started=1.0, finished=2.0, exit_code=137)
     assert attempts_of({"a": [killed]}, groups(tmp_path, kills=1))["a"].reason == "OOMKilled"
 

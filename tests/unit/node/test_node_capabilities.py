@@ -6,7 +6,7 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
-from moorage.node.plugins.registry import Driver
+from moorage.node.plugins.registry import RegisteredDriver
 
 STAGE, STATS = "STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS"
 
@@ -35,7 +35,7 @@ class Asked:
 
 @pytest.fixture
 def driver(tmp_path):
-    made = Driver("a.dev", str(tmp_path / "a.sock"), (1, 0, 0), 1.0)
+    made = RegisteredDriver("a.dev", str(tmp_path / "a.sock"), (1, 0, 0), 1.0)
     made.client = Asked()
     return made
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from moorage.host.safe_remove import remove_tree
 from moorage.kube.objects.core import Pod
 from moorage.kube.quantity import Quantity
-from moorage.node.pods import cgroups
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.removal import remove_tree
+from moorage.node.runtime import cgroups
+from moorage.node.runtime.cgroups import ContainerCgroups
 
 
 def pod(**limits):
@@ -30,7 +30,7 @@ def separate(tmp_path):
     """The hierarchies of version 1."""
     for name in ("memory", "cpu,cpuacct", "blkio"):
         (tmp_path / name).mkdir()
-    return tmp_path, Cgroups("n1", [(1, tmp_path / name) for name in ("memory", "cpu,cpuacct", "blkio")])
+    return tmp_path, ContainerCgroups("n1", [(1, tmp_path / name) for name in ("memory", "cpu,cpuacct", "blkio")])
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def unified(tmp_path, monkeypatch):
         Path(directory, "cgroup.subtree_control").write_text("")
 
     monkeypatch.setattr(cgroups.os, "mkdir", with_files)
-    return tmp_path, Cgroups("n1", [(2, tmp_path)])
+    return tmp_path, ContainerCgroups("n1", [(2, tmp_path)])
 
 
 def test_limits_of_version_1_are_set_in_the_hierarchy_that_has_them(separate):
@@ -128,7 +128,7 @@ def test_a_limit_that_cannot_be_set_stops_nothing(separate):
 
 @pytest.mark.parametrize(("version", "name"), [(1, "memory.oom_control"), (2, "memory.events")])
 def test_kills_for_want_of_memory_are_counted(tmp_path, version, name):
-    groups = Cgroups("n1", [(version, tmp_path)])
+    groups = ContainerCgroups("n1", [(version, tmp_path)])
     group = tmp_path / "kubepods/n1/podu/a"
     assert groups.oom_kills("u", "a") == 0
     group.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, version, name):
 
 
 def test_groups_go_with_their_pod_and_the_level_of_the_node_with_the_last(tmp_path):
-    groups = Cgroups("n1", [(1, tmp_path)])
+    groups = ContainerCgroups("n1", [(1, tmp_path)])
     groups.prepare(pod())
     groups.remove("u")
     assert groups.of("u", "a") == []
@@ -146,7 +146,7 @@ def test_groups_go_with_their_pod_and_the_level_of_the_node_with_the_last(tmp_pa
 
 
 def test_groups_go_however_many_a_container_has_made_in_one_another(tmp_path):
-    groups = Cgroups("n1", [(1, tmp_path)])
+    groups = ContainerCgroups("n1", [(1, tmp_path)])
     groups.prepare(pod())
     inner = tmp_path / "kubepods/n1/podu/a"
     for directory in [f"{inner}{'/b' * depth}" for depth in range(1, 1200)]:
@@ -160,7 +160,7 @@ def test_groups_go_however_many_a_container_has_made_in_one_another(tmp_path):
 
 
 def test_a_machine_without_control_groups_runs_pods_all_the_same():
-    groups = Cgroups("n1", [])
+    groups = ContainerCgroups("n1", [])
     groups.prepare(pod(memory="1Gi"))
     assert (groups.of("u", "a"), groups.oom_kills("u", "a")) == ([], 0)
     groups.remove("u")

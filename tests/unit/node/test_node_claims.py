@@ -6,7 +6,7 @@ import time
 import pytest
 from msgspec import convert
 
-from moorage.kube.client import ObjectList
+from moorage.kube.api.client import ObjectList
 from moorage.kube.errors import Forbidden, Unavailable
 from moorage.kube.objects.core import PersistentVolumeClaim
 from moorage.node.volumes.claims import LiveClaims

@@ -12,19 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from moorage.node.layout import PodUid, VolumeName
 from moorage.node.volumes.plan import plan_volume
-from moorage.node.volumes.world import (
+from moorage.node.volumes.state import (
     ActualPod,
     ActualVolume,
     CsiSource,
-    Failure,
-    Mount,
-    Outcome,
+    MountState,
+    MountVolume,
     PodRef,
-    State,
-    Unmount,
+    StepFailure,
+    StepOutcome,
     UnmountDevice,
-    Use,
-    World,
+    UnmountVolume,
+    VolumeState,
+    VolumeUse,
     settle,
 )
 
@@ -34,7 +34,7 @@ PODS = [PodUid(f"p{n}") for n in range(3)]
 
 def wanted(volume, uid):
     source = CsiSource("d", volume[-2:], f"pv-{volume[-2:]}", access_modes=("ReadWriteOnce",))
-    return Use(volume, PodRef(uid, "ns", uid), source, ("data",))
+    return VolumeUse(volume, PodRef(uid, "ns", uid), source, ("data",))
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Agent(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.disk = Machine()
-        self.world = World(is_ready=True)
+        self.world = VolumeState(is_ready=True)
         self.now = 0.0
         self.running_pods = set()
         self.flights = []  # actions under way
@@ -119,57 +119,57 @@ class Agent(RuleBasedStateMachine):
 
     def _finish(self, action, effect, answer):
         match action:
-            case Mount(use):
+            case MountVolume(use):
                 outcome = self._mount(use, effect, answer)
-            case Unmount(volume, uid):
+            case UnmountVolume(volume, uid):
                 outcome = self._unmount(volume, uid, effect, answer)
             case UnmountDevice(volume):
                 if effect or answer == "ok":
                     self.disk.unstage(volume)
                 if answer == "ok":
                     self.disk.staged_data.discard(volume)
-                outcome = Outcome() if answer == "ok" else Outcome(Failure.UNCERTAIN, "device")
+                outcome = StepOutcome() if answer == "ok" else StepOutcome(StepFailure.UNCERTAIN, "device")
         settle(self.world, action, outcome, self.now)
 
     def _mount(self, use, effect, answer):
         volume, uid = use.volume, use.pod.uid
         actual = self.world.actual[volume]
         if answer == "transient":
-            return Outcome(Failure.TRANSIENT, "device")
-        if actual.device is not State.MOUNTED:
+            return StepOutcome(StepFailure.TRANSIENT, "device")
+        if actual.device is not MountState.MOUNTED:
             self.disk.staged_data.add(volume)
             if effect or answer == "ok":
                 self.disk.stage(volume)
             if answer == "uncertain":
-                return Outcome(Failure.UNCERTAIN, "device")
+                return StepOutcome(StepFailure.UNCERTAIN, "device")
             if answer == "final":
                 # Something is mounted nevertheless: the executor does not believe the refusal.
                 if volume in self.disk.staged:
-                    return Outcome(Failure.UNCERTAIN, "device")
+                    return StepOutcome(StepFailure.UNCERTAIN, "device")
                 if not actual.device_is_reconstructed:
                     self.disk.staged_data.discard(volume)
-                return Outcome(Failure.FINAL, "device")
+                return StepOutcome(StepFailure.FINAL, "device")
         self.disk.pod_data.add((volume, uid))
         if effect or answer == "ok":
             self.disk.publish(volume, uid)
         if answer == "uncertain":
-            return Outcome(Failure.UNCERTAIN, "pod", staged=True)
+            return StepOutcome(StepFailure.UNCERTAIN, "pod", staged=True)
         if answer == "final":
             known = actual.pods.get(uid)
             if (volume, uid) in self.disk.published:
-                return Outcome(Failure.UNCERTAIN, "pod", staged=True)
+                return StepOutcome(StepFailure.UNCERTAIN, "pod", staged=True)
             if known is None or not known.may_be_used:
                 self.disk.pod_data.discard((volume, uid))
-            return Outcome(Failure.FINAL, "pod", staged=True)
-        return Outcome(staged=True, published=True)
+            return StepOutcome(StepFailure.FINAL, "pod", staged=True)
+        return StepOutcome(staged=True, published=True)
 
     def _unmount(self, volume, uid, effect, answer):
         if effect or answer == "ok":
             self.disk.published.discard((volume, uid))
         if answer != "ok":
-            return Outcome(Failure.UNCERTAIN, "pod")
+            return StepOutcome(StepFailure.UNCERTAIN, "pod")
         self.disk.pod_data.discard((volume, uid))
-        return Outcome()
+        return StepOutcome()
 
     @rule(effects=st.lists(st.booleans(), min_size=8, max_size=8))
     def the_agent_dies_and_starts_again(self, effects):
@@ -178,13 +178,13 @@ class Agent(RuleBasedStateMachine):
                 self._finish(action, True, "uncertain")
         self.flights.clear()
         desired = self.world.desired
-        self.world = World(desired=desired, is_ready=True)
+        self.world = VolumeState(desired=desired, is_ready=True)
         for volume in self.disk.staged_data | {one for one, _ in self.disk.pod_data}:
-            actual = ActualVolume(volume, wanted(volume, PODS[0]).source, device=State.UNCERTAIN)
+            actual = ActualVolume(volume, wanted(volume, PODS[0]).source, device=MountState.UNCERTAIN)
             actual.device_is_reconstructed = True
             self.world.actual[volume] = actual
         for volume, uid in self.disk.pod_data:
-            self.world.actual[volume].pods[uid] = ActualPod(State.UNCERTAIN, is_reconstructed=True)
+            self.world.actual[volume].pods[uid] = ActualPod(MountState.UNCERTAIN, is_reconstructed=True)
 
     @rule(seconds=st.floats(0.1, 200.0))
     def time_passes(self, seconds):
@@ -197,10 +197,10 @@ class Agent(RuleBasedStateMachine):
     @invariant()
     def nothing_mounted_is_unknown(self):
         for volume, uid in self.disk.published:
-            under_way = any(isinstance(one, Mount) and one.use.volume == volume for one in self.flights)
+            under_way = any(isinstance(one, MountVolume) and one.use.volume == volume for one in self.flights)
             known = self.world.actual.get(volume)
             assert (volume, uid) in self.disk.pod_data
-            assert under_way or (known is not None and known.state_of(uid) is not State.ABSENT)
+            assert under_way or (known is not None and known.state_of(uid) is not MountState.ABSENT)
         for volume in self.disk.staged:
             assert volume in self.disk.staged_data or any(one == volume for one, _ in self.disk.pod_data)
             assert volume in self.world.actual

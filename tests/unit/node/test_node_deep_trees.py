@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from moorage.errors import MoorageError
-from moorage.node import removal
-from moorage.node.removal import remove_empty_tree, remove_tree
-from moorage.node.volumes import ownership
+from moorage.host import safe_remove
+from moorage.host.safe_remove import remove_empty_tree, remove_tree
+from moorage.node.volumes.mounters import ownership
 
 DEPTH = 3000
 
@@ -95,7 +95,7 @@ def test_a_tree_of_any_depth_goes_to_the_group_and_in_the_end_away(deep, tmp_pat
 @pytest.mark.parametrize(
     ("module", "function", "walk"),
     [
-        (removal.os, "listdir", remove_tree),
+        (safe_remove.os, "listdir", remove_tree),
         (ownership.os, "scandir", lambda top: ownership.apply_group(top, os.getgid())),
     ],
     ids=["removed", "given to the group"],
@@ -139,6 +139,6 @@ def test_what_somebody_else_removes_meanwhile_is_no_failure(deep, monkeypatch):
         return status
 
     with monkeypatch.context() as patch:
-        patch.setattr(removal.os, "stat", racing)
+        patch.setattr(safe_remove.os, "stat", racing)
         remove_tree(top)
     assert not top.exists()

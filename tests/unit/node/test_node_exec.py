@@ -14,14 +14,14 @@ import pytest
 from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from moorage.node.pods.runtime import Container, ContainerFailed
+from moorage.node.runtime.process_runtime import ContainerFailed, RunningContainer
 from moorage.node.serve import exec as execution
 from moorage.node.serve import terminal
 from moorage.node.serve.exec import PROTOCOLS, ExecOptions, serve_exec
-from moorage.node.testing import until
+from moorage.testing.node_driver import until
 
 NOBODY = 65534
-CONTAINER = Container("u", "main", 0, Path("/nowhere"), Path("/nowhere.log"))
+CONTAINER = RunningContainer("u", "main", 0, Path("/nowhere"), Path("/nowhere.log"))
 
 
 class Reply:

@@ -3,20 +3,20 @@
 import pytest
 
 from moorage.node.layout import PodUid, VolumeName
-from moorage.node.volumes.execute import Executor
-from moorage.node.volumes.world import (
+from moorage.node.volumes.execute import VolumeExecutor
+from moorage.node.volumes.state import (
     ActualPod,
     ActualVolume,
     CsiSource,
-    Failure,
-    Mount,
-    Outcome,
+    MountState,
+    MountVolume,
     PlainSource,
     PodRef,
-    State,
-    Unmount,
+    StepFailure,
+    StepOutcome,
     UnmountDevice,
-    Use,
+    UnmountVolume,
+    VolumeUse,
 )
 
 NAME = VolumeName("kubernetes.io/csi/d^h")
@@ -50,7 +50,7 @@ class Grower:
     async def grow_at_mount(self, use, volume):
         if self.error is not None:
             raise self.error
-        return Outcome()
+        return StepOutcome()
 
     def forget(self, name):
         self.forgotten.append(name)
@@ -68,28 +68,28 @@ def mounters():
 
 @pytest.fixture
 def executor(mounters, grower):
-    return Executor(*mounters, grower)
+    return VolumeExecutor(*mounters, grower)
 
 
 def volume(source=FILES):
-    made = ActualVolume(NAME, source, State.MOUNTED)
-    made.pods = {ONE: ActualPod(State.MOUNTED, source=FILES), TWO: ActualPod(State.MOUNTED, source=DEVICE)}
+    made = ActualVolume(NAME, source, MountState.MOUNTED)
+    made.pods = {ONE: ActualPod(MountState.MOUNTED, source=FILES), TWO: ActualPod(MountState.MOUNTED, source=DEVICE)}
     return made
 
 
 async def test_what_a_pod_has_is_taken_away_by_who_gave_it(executor, mounters):
     filesystem, block, _ = mounters
     for last in (FILES, DEVICE):
-        await executor.execute(Unmount(NAME, TWO), volume(last))
-        await executor.execute(Unmount(NAME, ONE), volume(last))
+        await executor.execute(UnmountVolume(NAME, TWO), volume(last))
+        await executor.execute(UnmountVolume(NAME, ONE), volume(last))
     assert (filesystem.asked, block.asked) == ([ONE, ONE], [TWO, TWO])
 
 
 @pytest.mark.parametrize(("staged", "wanted"), [(FILES, DEVICE), (DEVICE, FILES)])
 async def test_a_volume_staged_in_one_mode_is_not_staged_in_the_other(executor, mounters, staged, wanted):
-    use = Use(NAME, PodRef(TWO, "ns", "p"), wanted, ("data",))
-    await executor.execute(Mount(use), volume(staged))
-    await executor.execute(Mount(use), volume(wanted))
+    use = VolumeUse(NAME, PodRef(TWO, "ns", "p"), wanted, ("data",))
+    await executor.execute(MountVolume(use), volume(staged))
+    await executor.execute(MountVolume(use), volume(wanted))
     assert mounters[wanted.is_block].asked == [("stage", False), "publish", ("stage", True), "publish"]
 
 
@@ -104,5 +104,5 @@ async def test_everyone_who_may_have_staged_a_volume_unstages_it(executor, mount
 
 async def test_a_volume_whose_growth_fails_for_a_reason_of_ours_keeps_its_pod_waiting(executor, grower):
     grower.error = OSError("too many open files")
-    outcome = await executor.execute(Mount(Use(NAME, PodRef(ONE, "ns", "p"), FILES, ("data",))), volume())
-    assert (outcome.failure, outcome.step, outcome.published) == (Failure.UNCERTAIN, "expand", False)
+    outcome = await executor.execute(MountVolume(VolumeUse(NAME, PodRef(ONE, "ns", "p"), FILES, ("data",))), volume())
+    assert (outcome.failure, outcome.step, outcome.published) == (StepFailure.UNCERTAIN, "expand", False)

@@ -6,26 +6,26 @@ import pytest
 from msgspec import convert
 
 from moorage.csi.errors import CsiError
-from moorage.kube.client import PatchType
+from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError
 from moorage.kube.objects.core import PersistentVolumeClaim
-from moorage.node.layout import Layout, PodUid, csi_volume_name
+from moorage.node.layout import NodeLayout, PodUid, csi_volume_name
 from moorage.node.volumes import rules
 from moorage.node.volumes.expand import Grower
 from moorage.node.volumes.plan import wants_growth
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import (
+from moorage.node.volumes.state import (
     ActualPod,
     ActualVolume,
     CsiSource,
     Expand,
-    Failure,
-    Mount,
-    Outcome,
+    MountState,
+    MountVolume,
     PodRef,
-    State,
-    Use,
-    World,
+    StepFailure,
+    StepOutcome,
+    VolumeState,
+    VolumeUse,
     settle,
 )
 
@@ -38,7 +38,7 @@ PENDING = {"allocatedResources": {"storage": "2Gi"}, "allocatedResourceStatuses"
 
 def use(**fields):
     sizes = {"size_bytes": 2 * GI, "claim_size_bytes": GI}
-    return Use(NAME, PodRef(ONE, "ns", "p"), fields.pop("source", SOURCE), ("data",), **{**sizes, **fields})
+    return VolumeUse(NAME, PodRef(ONE, "ns", "p"), fields.pop("source", SOURCE), ("data",), **{**sizes, **fields})
 
 
 def merged(document, patch):
@@ -109,7 +109,7 @@ class Driver:
 
     async def secret(self, reference):
         if reference == "missing":
-            raise StepFailed(Failure.TRANSIENT, "device", "secret cannot be used")
+            raise StepFailed(StepFailure.TRANSIENT, "device", "secret cannot be used")
         return {"key": reference} if reference else {}
 
     def remember(self, claim):
@@ -129,11 +129,11 @@ class Events(list):
 class Bench:
     def __init__(self, tmp_path, api, driver):
         self.api, self.driver, self.events = api, driver, Events()
-        self.layout = Layout(tmp_path)
+        self.layout = NodeLayout(tmp_path)
         self.grower = Grower(self.layout, api, driver, driver, driver, self.events)
-        self.world = World()
-        self.volume = self.world.actual[NAME] = ActualVolume(NAME, SOURCE, device=State.MOUNTED)
-        self.volume.pods[ONE] = ActualPod(State.MOUNTED)
+        self.world = VolumeState()
+        self.volume = self.world.actual[NAME] = ActualVolume(NAME, SOURCE, device=MountState.MOUNTED)
+        self.volume.pods[ONE] = ActualPod(MountState.MOUNTED)
 
     async def grow(self, **fields):
         one = use(**fields)
@@ -141,12 +141,14 @@ class Bench:
         settle(self.world, Expand(one), outcome, now=0.0)
         return outcome
 
-    async def at_mount(self, state=State.ABSENT, **fields):
+    async def at_mount(self, state=MountState.ABSENT, **fields):
         one = use(**fields)
         self.volume.pods[ONE] = ActualPod(state)
         grown = await self.grower.grow_at_mount(one, self.volume)
-        outcome = Outcome(staged=True, published=True, size_bytes=grown.size_bytes, growth_refused=grown.growth_refused)
-        settle(self.world, Mount(one), outcome, now=0.0)
+        outcome = StepOutcome(
+            staged=True, published=True, size_bytes=grown.size_bytes, growth_refused=grown.growth_refused
+        )
+        settle(self.world, MountVolume(one), outcome, now=0.0)
         return grown
 
 
@@ -212,7 +214,7 @@ async def test_a_resizer_that_keeps_no_state_gets_none_and_a_crash_leaves_no_siz
 @pytest.mark.parametrize("state", ["ControllerResizeInProgress", "ControllerResizeInfeasible", "NodeResizeInfeasible"])
 async def test_any_other_state_means_not_now(bench, state):
     one = bench({**PENDING, "allocatedResourceStatuses": {"storage": state}})
-    assert (await one.grow()).failure is Failure.TRANSIENT
+    assert (await one.grow()).failure is StepFailure.TRANSIENT
     assert (one.driver.asked, one.api.patches) == ([], [])
     assert (await one.at_mount()).failure is None  # and does not keep the pod from starting
     assert one.volume.size_bytes == GI
@@ -231,7 +233,7 @@ async def test_what_can_never_be_done_is_infeasible(bench, code):
 async def test_any_other_error_is_told_and_tried_again(bench, code):
     one = bench(PENDING, code)
     outcome = await one.grow()
-    assert (outcome.failure, outcome.growth_refused) == (Failure.TRANSIENT, False)
+    assert (outcome.failure, outcome.growth_refused) == (StepFailure.TRANSIENT, False)
     assert one.api.status["allocatedResourceStatuses"] == {"storage": "NodeResizeInProgress"}
     assert one.api.conditions == ["NodeResizeError"]
     assert [reason for _, _, reason in one.events] == ["VolumeResizeFailed"]
@@ -294,7 +296,7 @@ async def test_a_volume_that_cannot_grow_in_use_is_left_alone_here_and_the_pod_s
     grown = await one.at_mount()  # does not raise: the pod starts
     assert grown.growth_refused
     assert one.volume.growth_refused
-    assert one.volume.state_of(ONE) is State.MOUNTED
+    assert one.volume.state_of(ONE) is MountState.MOUNTED
     assert one.api.conditions == ["NodeResizeError"]
     assert one.api.status["allocatedResourceStatuses"] == {"storage": "NodeResizeInProgress"}
     assert not wants_growth(one.volume, use())
@@ -305,7 +307,7 @@ async def test_any_other_failure_at_mount_keeps_the_pod_waiting(bench, code):
     one = bench(PENDING, code)
     with pytest.raises(StepFailed) as caught:
         await one.at_mount()
-    assert caught.value.failure is Failure.UNCERTAIN
+    assert caught.value.failure is StepFailure.UNCERTAIN
 
 
 async def test_an_api_server_that_does_not_answer_keeps_the_pod_waiting_too(bench):
@@ -313,7 +315,7 @@ async def test_an_api_server_that_does_not_answer_keeps_the_pod_waiting_too(benc
     one.api.fails = True
     with pytest.raises(StepFailed, match="cannot be served") as caught:
         await one.at_mount()
-    assert caught.value.failure is Failure.UNCERTAIN
+    assert caught.value.failure is StepFailure.UNCERTAIN
 
 
 async def test_a_driver_without_the_capability_is_an_error_that_users_see(bench):
@@ -352,7 +354,7 @@ async def test_publishing_again_does_not_make_the_node_forget_that_it_has_yet_to
     """Another node was first: the claim says 2Gi, but this node has done nothing yet."""
     one = bench(DONE, modes=("ReadWriteMany",))
     one.volume.size_bytes = GI
-    await one.at_mount(state=State.MOUNTED, claim_size_bytes=2 * GI)
+    await one.at_mount(state=MountState.MOUNTED, claim_size_bytes=2 * GI)
     assert one.volume.size_bytes == GI
     assert wants_growth(one.volume, use(claim_size_bytes=2 * GI))
 
@@ -382,7 +384,7 @@ async def test_a_reader_is_told_once_that_nothing_grows_and_hides_the_growth_fro
     await one.at_mount(read_only=True)
     assert one.driver.asked == []
     assert [(kind, reason) for _, kind, reason in one.events] == [("Warning", "FileSystemResizeFailed")] * 2
-    await one.at_mount(state=State.MOUNTED, read_only=True)  # published again
+    await one.at_mount(state=MountState.MOUNTED, read_only=True)  # published again
     assert len(one.events) == 2
     assert wants_growth(one.volume, use())  # for a pod that writes
     assert not wants_growth(one.volume, use(read_only=True))

@@ -12,12 +12,12 @@ from moorage.kube.errors import ApiError
 from moorage.kube.objects.core import Node, PersistentVolumeClaim, Pod, Secret
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
 from moorage.node.layout import PodUid, attachment_name, csi_volume_name
-from moorage.node.volumes import fetch as module
+from moorage.node.volumes import live_reads as module
 from moorage.node.volumes.claims import LiveClaims
-from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.live_reads import Fetch
 from moorage.node.volumes.rules import StepFailed
+from moorage.node.volumes.state import CsiSource, PodRef, StepFailure, VolumeUse
 from moorage.node.volumes.wire import TOKENS_KEY
-from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
 
 NAME = csi_volume_name("d", "h")
 POD = PodRef(PodUid("uid-p"), "ns", "p", "worker")
@@ -25,7 +25,7 @@ SOURCE = CsiSource("d", "h", "pv", claim="ns/c", claim_uid="uid-c")
 
 
 def use(source=SOURCE, **fields):
-    return Use(NAME, POD, source, ("data",), **{"is_attachable": True, **fields})
+    return VolumeUse(NAME, POD, source, ("data",), **{"is_attachable": True, **fields})
 
 
 class Api:
@@ -85,7 +85,7 @@ def fetch(api, drivers):
 async def refused(call, words):
     with pytest.raises(StepFailed, match=words) as caught:
         await call
-    assert caught.value.failure is Failure.TRANSIENT  # the driver was not asked
+    assert caught.value.failure is StepFailure.TRANSIENT  # the driver was not asked
     return True
 
 

@@ -7,11 +7,11 @@ import threading
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from moorage.kube.config import ApiConfig, fixed_token
+from moorage.kube.api.config import ApiConfig, fixed_token
 from moorage.kube.errors import Unavailable
 from moorage.node.serve import auth
 from moorage.node.serve.auth import Gate, authority_of, server_context
-from moorage.node.testing import until
+from moorage.testing.node_driver import until
 
 
 class Judge:

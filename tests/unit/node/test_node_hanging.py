@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from moorage.node import looks
-from moorage.node.volumes import csi
+from moorage.host import hung_paths
+from moorage.node.volumes.mounters import csi_filesystem
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import Failure
+from moorage.node.volumes.state import StepFailure
 
 
 class Mount:
@@ -17,9 +17,9 @@ class Mount:
 
     def __init__(self, monkeypatch):
         self.number, self.looks, self.answers = 7, 0, threading.Event()
-        monkeypatch.setattr(csi.mounts, "is_corrupted", self._look)
-        monkeypatch.setattr(looks.mountinfo, "mounts", lambda: [SimpleNamespace(target="/", mount_id=self.number)])
-        monkeypatch.setattr(looks, "_ANSWER_S", 0.02)
+        monkeypatch.setattr(csi_filesystem.mounts, "is_corrupted", self._look)
+        monkeypatch.setattr(hung_paths.mountinfo, "mounts", lambda: [SimpleNamespace(target="/", mount_id=self.number)])
+        monkeypatch.setattr(hung_paths, "_ANSWER_S", 0.02)
 
     def _look(self, _path):
         self.looks += 1
@@ -32,23 +32,23 @@ async def mount(monkeypatch):
     yield made
     made.answers.set()
     async with asyncio.timeout(10):
-        while looks._open:
+        while hung_paths._open:
             await asyncio.sleep(0.001)  # and nothing is remembered of a question that was answered
 
 
 async def test_a_mount_that_hangs_is_asked_once_until_it_answers(mount, tmp_path):
     for _ in range(30):
         with pytest.raises(StepFailed, match="does not answer") as caught:
-            await csi.is_dead(tmp_path, "pod")
-        assert caught.value.failure is Failure.TRANSIENT
+            await csi_filesystem.is_dead(tmp_path, "pod")
+        assert caught.value.failure is StepFailure.TRANSIENT
     assert mount.looks == 1
     mount.answers.set()
-    assert not await csi.is_dead(tmp_path, "pod")
+    assert not await csi_filesystem.is_dead(tmp_path, "pod")
 
 
 async def test_all_who_look_at_once_have_the_same_answer(mount, tmp_path, monkeypatch):
-    monkeypatch.setattr(looks, "_ANSWER_S", 60.0)
-    looking = [asyncio.create_task(csi.is_dead(tmp_path, "pod")) for _ in range(5)]
+    monkeypatch.setattr(hung_paths, "_ANSWER_S", 60.0)
+    looking = [asyncio.create_task(csi_filesystem.is_dead(tmp_path, "pod")) for _ in range(5)]
     await asyncio.sleep(0.01)
     looking.pop().cancel()  # one that goes takes nothing from the others
     mount.answers.set()
@@ -58,14 +58,14 @@ async def test_all_who_look_at_once_have_the_same_answer(mount, tmp_path, monkey
 
 async def test_what_is_mounted_in_the_place_of_one_that_hung_is_asked_itself(mount, tmp_path, monkeypatch):
     with pytest.raises(StepFailed):
-        await csi.is_dead(tmp_path, "pod")
+        await csi_filesystem.is_dead(tmp_path, "pod")
     mount.number = 8
-    monkeypatch.setattr(csi.mounts, "is_corrupted", lambda _path: True)
-    assert await csi.is_dead(tmp_path, "pod")
+    monkeypatch.setattr(csi_filesystem.mounts, "is_corrupted", lambda _path: True)
+    assert await csi_filesystem.is_dead(tmp_path, "pod")
 
 
 async def test_places_do_not_wait_for_each_other(mount, tmp_path, monkeypatch):
     with pytest.raises(StepFailed):
-        await csi.is_dead(tmp_path / "one", "pod")
-    monkeypatch.setattr(csi.mounts, "is_corrupted", lambda _path: False)
-    assert not await csi.is_dead(tmp_path / "two", "pod")
+        await csi_filesystem.is_dead(tmp_path / "one", "pod")
+    monkeypatch.setattr(csi_filesystem.mounts, "is_corrupted", lambda _path: False)
+    assert not await csi_filesystem.is_dead(tmp_path / "two", "pod")

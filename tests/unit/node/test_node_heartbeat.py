@@ -12,8 +12,8 @@ import pytest
 from moorage.kube.errors import AlreadyExists, NotFound
 from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.storage import CSINode
-from moorage.node import nodeobject
-from moorage.node.nodeobject import LEASE_S, RENEW_S, NodeFacts, NodeObject
+from moorage.node import node_object
+from moorage.node.node_object import LEASE_S, RENEW_S, NodeFacts, NodeObject
 
 
 class Jumping(selectors.DefaultSelector):
@@ -176,7 +176,7 @@ def test_a_report_of_use_that_is_never_answered_is_made_again_soon(story, api, n
         async with running(node):
             api.hanging = [("patch", Node)]
             node.start_reporting_use()
-            await asyncio.sleep(nodeobject.ANSWER_S * 2)
+            await asyncio.sleep(node_object.ANSWER_S * 2)
             assert api.there[Node]["status"]["volumesInUse"] == ["v"]
 
     story(body())
@@ -189,7 +189,7 @@ def test_an_api_server_that_hangs_does_not_hold_up_a_stop(story, api, node):
             api.hanging = [("patch", Node), ("patch", Lease)]
             began = asyncio.get_running_loop().time()
             await node.stopped(remove=False)
-            assert asyncio.get_running_loop().time() - began <= nodeobject.LAST_WORD_S + 1 < Api.CLIENT_WAITS_S
+            assert asyncio.get_running_loop().time() - began <= node_object.LAST_WORD_S + 1 < Api.CLIENT_WAITS_S
 
     story(body())
 

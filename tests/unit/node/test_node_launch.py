@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.host.libc import AT_FDCWD
-from moorage.node.pods import rootfs, sandbox, seccomp
-from moorage.node.pods.launch import ANY, PROGRAM, Calls, Launcher, Unusable, errors
+from moorage.node.runtime import rootfs, sandbox, seccomp
+from moorage.node.runtime.launch import ANY, PROGRAM, Calls, Launcher, Unusable, errors
 
 NOBODY = 65534
 WRITE_NEW = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
@@ -233,7 +233,7 @@ LONG = "/a" * 100_000
 )
 def test_what_is_too_long_is_refused_before_it_takes_the_memory(more):
     spec = {"argv": ["true"], "env": {}, "hostname": "h", "mounts": [], **more}
-    origin = sandbox.Origin(0, 0, (1, 1), b"0", ())
+    origin = sandbox.SupervisorOrigin(0, 0, (1, 1), b"0", ())
     plan = forked().plan(2, go=0, template=0, origin=0, out=1, err=2)
     tracemalloc.start()
     try:

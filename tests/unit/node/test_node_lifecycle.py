@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods.lifecycle import Attempt, decide, first_to_end, foreign_images, next_streak
+from moorage.node.pods.lifecycle import ContainerAttempt, decide, first_to_end, foreign_images, next_streak
 from moorage.node.pods.unsupported import unsupported
 
 
@@ -29,11 +29,11 @@ def pod(policy="Always", init=(), main=("a",), **spec):
 
 
 def running(number=0):
-    return Attempt(number, is_running=True, started=100.0, id="x")
+    return ContainerAttempt(number, is_running=True, started=100.0, id="x")
 
 
 def ended(code, streak=0, number=0, started=100.0, finished=101.0):
-    return Attempt(number, started=started, finished=finished, exit_code=code, streak=streak, id="x")
+    return ContainerAttempt(number, started=started, finished=finished, exit_code=code, streak=streak, id="x")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,9 @@ def test_an_init_container_that_keeps_failing_holds_the_others_back():
 
 
 def test_a_program_that_cannot_be_executed_is_tried_again_and_said_to_be_waiting():
-    failed = Attempt(0, started=100.0, finished=100.0, exit_code=128, reason="StartError", message="no such file")
+    failed = ContainerAttempt(
+        0, started=100.0, finished=100.0, exit_code=128, reason="StartError", message="no such file"
+    )
     decision = decide(pod(), {"a": failed}, now=101.0)
     assert (decision.start, decision.look_again_at) == ((), 110.0)
     assert decision.waiting == {"a": ("RunContainerError", "no such file")}

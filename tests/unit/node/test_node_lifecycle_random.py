@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods.lifecycle import Attempt, decide, first_to_end, is_sidecar, next_streak
-from moorage.node.pods.report import status_of
+from moorage.node.pods.lifecycle import ContainerAttempt, decide, first_to_end, is_sidecar, next_streak
+from moorage.node.pods.status_report import status_of
 
 
 @st.composite
@@ -58,7 +58,7 @@ class Life:
                 known = self.attempts[one.name]
                 assert known.is_running if is_sidecar(one) else known.exit_code == 0
         number = before.number + 1 if before else 0
-        self.attempts[name] = Attempt(
+        self.attempts[name] = ContainerAttempt(
             number, is_running=True, started=self.now, streak=next_streak(before), id=f"u-{name}-{number}",
             previous=replace(before, previous=None) if before else None,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from moorage.errors import InvalidRequest
-from moorage.node.pods.logs import ContainerLog
+from moorage.node.runtime.log_writer import ContainerLog
 from moorage.node.serve import logs
 from moorage.node.serve.logs import LogOptions, log_options_from, stream
 

@@ -10,14 +10,23 @@ import pytest
 
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
-from moorage.node.layout import Layout, PodUid
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.run import _first_wishes
-from moorage.node.testing import until
-from moorage.node.volumes import run
+from moorage.node.volumes import manager as run
 from moorage.node.volumes.expand import NOT_YET
+from moorage.node.volumes.manager import VolumeManager
 from moorage.node.volumes.populate import Needs, uses_of
-from moorage.node.volumes.run import VolumeManager
-from moorage.node.volumes.world import ActualPod, ActualVolume, CsiSource, Failure, Mount, Outcome, State, Unmount
+from moorage.node.volumes.state import (
+    ActualPod,
+    ActualVolume,
+    CsiSource,
+    MountState,
+    MountVolume,
+    StepFailure,
+    StepOutcome,
+    UnmountVolume,
+)
+from moorage.testing.node_driver import until
 
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
 
@@ -78,7 +87,7 @@ class Noting:
 
     def __init__(self):
         self.done = []
-        self.refusing, self.refusal = set(), Failure.UNCERTAIN
+        self.refusing, self.refusal = set(), StepFailure.UNCERTAIN
         self.missing, self.message = False, "no driver"
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -88,24 +97,26 @@ class Noting:
         self.done.append(action)
         await self.may_go_on.wait()
         if self.missing:
-            return Outcome(Failure.TRANSIENT, "device", self.message)
-        if isinstance(action, Mount):
+            return StepOutcome(StepFailure.TRANSIENT, "device", self.message)
+        if isinstance(action, MountVolume):
             if action.use.source.spec_name in self.refusing:
-                return Outcome(self.refusal, "pod", "no", staged=True)
-            return Outcome(staged=True, published=True)
-        return Outcome()
+                return StepOutcome(self.refusal, "pod", "no", staged=True)
+            return StepOutcome(staged=True, published=True)
+        return StepOutcome()
 
     def mounted(self):
-        return [(one.use.source.spec_name, one.use.pod.uid) for one in self.done if isinstance(one, Mount)]
+        return [(one.use.source.spec_name, one.use.pod.uid) for one in self.done if isinstance(one, MountVolume)]
 
     def unmounted(self):
-        return [one.uid for one in self.done if isinstance(one, Unmount)]
+        return [one.uid for one in self.done if isinstance(one, UnmountVolume)]
 
 
 class Node1:
     def __init__(self, root):
         self.cluster, self.executor = Cluster(), Noting()
-        self.manager = VolumeManager(Layout(root), self.cluster, self.executor, clock=lambda: 1.0)  # it stands still
+        self.manager = VolumeManager(
+            NodeLayout(root), self.cluster, self.executor, clock=lambda: 1.0
+        )  # it stands still
         self.manager.world.is_ready = True
         self.moved = []
         self.manager.on_moved = self.moved.append
@@ -210,7 +221,7 @@ async def test_a_pod_keeps_its_read_write_once_pod_volume_when_publishing_it_aga
     node.cluster.modes = ["ReadWriteOncePod"]
     node.manager.want(pod(ONE))
     await node.rest()
-    node.executor.refusing, node.executor.refusal = {"pv-1"}, Failure.FINAL
+    node.executor.refusing, node.executor.refusal = {"pv-1"}, StepFailure.FINAL
     await node.manager.publish_again(ONE, is_lost)
     await node.rest()
     node.executor.refusing = set()
@@ -280,8 +291,8 @@ NAME = "kubernetes.io/csi/d^handle-of-pv-1"
 def left_by_an_earlier_run(node):
     """ONE has its volume; nobody has said yet whether it still wants it."""
     source = CsiSource("d", "handle-of-pv-1", "pv-1")
-    volume = ActualVolume(NAME, source, device=State.UNCERTAIN, device_is_reconstructed=True)
-    volume.pods[ONE] = ActualPod(State.UNCERTAIN, is_reconstructed=True, source=source)
+    volume = ActualVolume(NAME, source, device=MountState.UNCERTAIN, device_is_reconstructed=True)
+    volume.pods[ONE] = ActualPod(MountState.UNCERTAIN, is_reconstructed=True, source=source)
     node.manager.world.actual[NAME] = volume
     node.manager.world.is_ready = False
     node.manager._touched[ONE] = {NAME}
@@ -322,7 +333,7 @@ async def test_a_pod_whose_claim_cannot_be_read_after_a_restart_keeps_what_it_ha
 
 async def test_a_pod_from_before_a_restart_gets_no_other_volume_in_place_of_its_own(node, tmp_path):
     left_by_an_earlier_run(node)
-    (Layout(tmp_path).containers_of(ONE) / "c" / "0").mkdir(parents=True)
+    (NodeLayout(tmp_path).containers_of(ONE) / "c" / "0").mkdir(parents=True)
     node.cluster.bind("pv-2", uid="uid-new")  # the claim was made anew while no agent was there
     node.manager.want(pod())
     node.manager.begin()
@@ -474,7 +485,7 @@ class Left:
     """A staged volume of which nothing is known, on disk before the manager starts."""
 
     def __init__(self, node, root):
-        self.place = Layout(root).staging("d", "h") / "globalmount"
+        self.place = NodeLayout(root).staging("d", "h") / "globalmount"
         self.place.mkdir(parents=True)
         node.manager.reconstruct()
 

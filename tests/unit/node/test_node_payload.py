@@ -7,8 +7,8 @@ import stat
 import pytest
 
 from moorage.errors import InvalidRequest
-from moorage.node.volumes import payload
-from moorage.node.volumes.payload import File, write_payload
+from moorage.node.volumes.mounters import payload
+from moorage.node.volumes.mounters.payload import File, write_payload
 
 FILES = {"password": File(b"secret", 0o400), "sub/name": File(b"bob", 0o444)}
 

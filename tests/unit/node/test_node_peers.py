@@ -150,7 +150,7 @@ def test_nobody_from_elsewhere_is_root_of_this_machine(monkeypatch):
         def get_extra_info(self, name):
             return ("192.0.2.7", 4711) if name == "peername" else ("192.0.2.1", 10250)
 
-    monkeypatch.setattr(peers, "rows_between", lambda *_: [peers.Row(1, 0, os.stat(0).st_ino)])
+    monkeypatch.setattr(peers, "rows_between", lambda *_: [peers.SocketRow(1, 0, os.stat(0).st_ino)])
     assert not is_root(Elsewhere())
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.node.plugins import watch as watching
-from moorage.node.plugins.watch import sockets_below, watch
+from moorage.node.plugins import socket_watch as watching
+from moorage.node.plugins.socket_watch import sockets_below, watch
 from moorage.node.run import prepare_root
 
 

@@ -8,7 +8,7 @@ from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeCl
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.volumes.plan import wants_growth
 from moorage.node.volumes.populate import refuse_replacements, same_for_uses, uses_of
-from moorage.node.volumes.world import ActualVolume, CsiSource, PlainSource
+from moorage.node.volumes.state import ActualVolume, CsiSource, PlainSource
 
 
 def made(kind, document):

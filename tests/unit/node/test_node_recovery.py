@@ -4,8 +4,8 @@ import fcntl
 
 import pytest
 
-from moorage.node.pods import runtime
-from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.runtime import process_runtime
+from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(runtime, "time", made)
+    monkeypatch.setattr(process_runtime, "time", made)
     return made
 
 
@@ -36,7 +36,7 @@ def being_started(directory):
     (directory / "spec.json").write_text("{}")
     lock = (directory / "spec.json").open()
     fcntl.flock(lock, fcntl.LOCK_SH)
-    return Container("u", directory.name, 0, directory, directory / "0.log"), lock
+    return RunningContainer("u", directory.name, 0, directory, directory / "0.log"), lock
 
 
 def test_all_that_hang_are_waited_for_together(clock, tmp_path):

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from moorage.kube.objects.core import Pod, PodStatus
-from moorage.node.pods.lifecycle import Attempt, Decision, decide
-from moorage.node.pods.report import condition_of, status_of
+from moorage.node.pods.lifecycle import ContainerAttempt, PodDecision, decide
+from moorage.node.pods.status_report import condition_of, status_of
 
 SIDE = {"name": "s", "image": "host", "restartPolicy": "Always"}
 
@@ -31,11 +31,11 @@ def pod(policy="Always", init=(), main=("a",), status=None, **metadata):
 
 
 def running(number=0, previous=None):
-    return Attempt(number, is_running=True, started=100.0, id="u-x-0", previous=previous)
+    return ContainerAttempt(number, is_running=True, started=100.0, id="u-x-0", previous=previous)
 
 
 def ended(code, streak=0, number=0, reason="", message="", previous=None):
-    return Attempt(
+    return ContainerAttempt(
         number, started=100.0, finished=101.0, exit_code=code, streak=streak, reason=reason, message=message,
         id=f"u-x-{number}", previous=previous,
     )  # fmt: skip
@@ -47,7 +47,7 @@ def told(found, attempts, decision=None, **more):
 
 
 def over(phase):
-    return Decision(phase=phase, is_over=True)
+    return PodDecision(phase=phase, is_over=True)
 
 
 def states(status):
@@ -73,7 +73,9 @@ FAILED = ("False", "PodFailed", None)
 @pytest.mark.parametrize(
     ("found", "attempts", "decision", "phase", "shown", "initialized", "ready"),
     [
-        pytest.param(pod(), {}, Decision(), "Pending", {"a": "waiting/ContainerCreating"}, YES, UNREADY, id="creating"),
+        pytest.param(
+            pod(), {}, PodDecision(), "Pending", {"a": "waiting/ContainerCreating"}, YES, UNREADY, id="creating"
+        ),
         pytest.param(pod(), {"a": running()}, None, "Running", {"a": "running"}, YES, YES, id="running"),
         pytest.param(
             pod("Never"), {"a": ended(0)}, None, "Succeeded", {"a": "terminated/Completed/0"},
@@ -98,15 +100,15 @@ FAILED = ("False", "PodFailed", None)
             YES, FAILED, id="program cannot be executed, once",
         ),
         pytest.param(
-            pod(), {}, Decision(phase="Running", waiting={"a": ("CreateContainerConfigError", "none")}), "Pending",
+            pod(), {}, PodDecision(phase="Running", waiting={"a": ("CreateContainerConfigError", "none")}), "Pending",
             {"a": "waiting/CreateContainerConfigError"}, YES, UNREADY, id="configuration missing",
         ),
         pytest.param(
-            pod(), {"a": ended(0)}, Decision(phase="Running", waiting={"a": ("CreateContainerConfigError", "none")}),
+            pod(), {"a": ended(0)}, PodDecision(phase="Running", waiting={"a": ("CreateContainerConfigError", "none")}),
             "Running", {"a": "waiting/CreateContainerConfigError"}, YES, UNREADY, id="configuration gone at a restart",
         ),
         pytest.param(
-            pod(init=("i", "j")), {}, Decision(), "Pending",
+            pod(init=("i", "j")), {}, PodDecision(), "Pending",
             {"i": "waiting/PodInitializing", "j": "waiting/PodInitializing", "a": "waiting/PodInitializing"},
             ("False", "ContainersNotInitialized", "containers with incomplete status: [i j]"), UNREADY,
             id="init containers to come",
@@ -189,7 +191,7 @@ def test_one_that_a_drain_has_ended_well_is_not_said_to_be_over_if_it_goes_on(in
     """An API server would not believe that it runs again."""
     drained = replace(ended(0), is_drained=True)
     found = pod("OnFailure", init=init)
-    status = told(found, {name: drained}, Decision(phase="Running"))
+    status = told(found, {name: drained}, PodDecision(phase="Running"))
     (one,) = (
         one for one in (*status.get("initContainerStatuses", ()), *status["containerStatuses"]) if one["name"] == name
     )
@@ -201,7 +203,7 @@ def test_one_that_a_drain_has_ended_well_is_not_said_to_be_over_if_it_goes_on(in
 
 def test_ready_means_done_for_an_init_container_and_up_for_a_sidecar():
     def ready(attempts):
-        status = told(pod(init=("i", SIDE)), attempts, Decision(phase="Running"))
+        status = told(pod(init=("i", SIDE)), attempts, PodDecision(phase="Running"))
         return [one["ready"] for one in status["initContainerStatuses"]]
 
     assert ready({"i": running()}) == [False, False]
@@ -213,9 +215,9 @@ def test_containers_may_start_as_soon_as_one_was_tried():
     def may(attempts, decision):
         return conditions(told(pod(), attempts, decision))["PodReadyToStartContainers"]
 
-    assert may({}, Decision()) == ("False", "PodSandboxNotReady", "no pod sandbox exists")
-    assert may({}, Decision(waiting={"a": ("CreateContainerConfigError", "none")})) == YES
-    assert may({"a": running()}, Decision(phase="Running")) == YES
+    assert may({}, PodDecision()) == ("False", "PodSandboxNotReady", "no pod sandbox exists")
+    assert may({}, PodDecision(waiting={"a": ("CreateContainerConfigError", "none")})) == YES
+    assert may({"a": running()}, PodDecision(phase="Running")) == YES
     assert may({"a": ended(0)}, over("Succeeded")) == ("False", "PodSandboxNotReady", "pod sandbox is not ready")
 
 
@@ -291,7 +293,7 @@ def test_how_containers_ended_is_still_told_when_their_records_are_lost(found, a
 
 
 def test_a_container_that_ran_when_its_record_was_lost_has_an_unknown_end():
-    status = told(pod(main=("a", "b")), {"a": ended(0), "b": running()}, Decision(phase="Running"))
+    status = told(pod(main=("a", "b")), {"a": ended(0), "b": running()}, PodDecision(phase="Running"))
     known = pod(main=("a", "b"), status=by_api(status))
     assert states(told(known, {}, over("Failed"))) == {
         "a": "terminated/Completed/0",

@@ -9,11 +9,11 @@ from moorage.csi.errors import CsiError
 from moorage.kube.objects.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim
 from moorage.kube.objects.meta import Meta
 from moorage.kube.objects.storage import CsiDriverSpec
-from moorage.node.layout import Layout, PodUid, attachment_name, csi_volume_name, ephemeral_handle
+from moorage.node.layout import NodeLayout, PodUid, attachment_name, csi_volume_name, ephemeral_handle
 from moorage.node.plugins.versions import highest_usable
 from moorage.node.volumes import rules, wire
 from moorage.node.volumes.expand import Choice, decide
-from moorage.node.volumes.world import CsiSource, Failure, PodRef, Use
+from moorage.node.volumes.state import CsiSource, PodRef, StepFailure, VolumeUse
 
 MODE = pb.VolumeCapability.AccessMode
 GI = 1 << 30
@@ -21,7 +21,7 @@ GI = 1 << 30
 
 def use_of(source, **fields):
     name = csi_volume_name(source.driver, source.handle)
-    return Use(name, PodRef(PodUid("u"), "ns", "pod", "sa"), source, ("v",), **fields)
+    return VolumeUse(name, PodRef(PodUid("u"), "ns", "pod", "sa"), source, ("v",), **fields)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_no_group_no_change():
 
 @pytest.mark.parametrize("code", ["CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED"])
 def test_these_codes_say_nothing_about_what_happened(code):
-    assert rules.failure_from(CsiError("NodeStageVolume", code, "x")) is Failure.UNCERTAIN
+    assert rules.failure_from(CsiError("NodeStageVolume", code, "x")) is StepFailure.UNCERTAIN
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "NOT_FOUND", "UNKNOWN", "FAILED_PRECONDITION"])
 def test_all_others_are_final(code):
-    assert rules.failure_from(CsiError("NodeStageVolume", code, "x")) is Failure.FINAL
+    assert rules.failure_from(CsiError("NodeStageVolume", code, "x")) is StepFailure.FINAL
 
 
 def test_an_inline_volume_needs_a_driver_that_says_so():
@@ -145,7 +145,7 @@ def test_pod_info_has_the_five_keys():
 def test_names_are_those_that_kubernetes_makes(tmp_path):
     assert attachment_name("d", "h", "n") == "csi-" + hashlib.sha256(b"hdn").hexdigest()
     assert len(ephemeral_handle("u", "v")) == len("csi-") + 64
-    layout = Layout(tmp_path)
+    layout = NodeLayout(tmp_path)
     assert layout.publish_target("u", "pv") == tmp_path / "pods/u/volumes/kubernetes.io~csi/pv/mount"
     staged = layout.staging_target("drv", "h").relative_to(tmp_path).parts
     assert staged[:4] == ("plugins", "kubernetes.io", "csi", "drv")

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from moorage.node.pods import seccomp
+from moorage.node.runtime import seccomp
 
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 # For each kind of programs: its machine, and the numbers of ioctl, clone and unshare.

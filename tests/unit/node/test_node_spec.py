@@ -10,14 +10,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from moorage.host import hung_paths
 from moorage.kube.objects.core import ConfigMap, Pod, PodSecurityContext, PodVolume, Secret
-from moorage.node import looks
-from moorage.node.layout import Layout, PodUid, VolumeName
-from moorage.node.pods import spec
-from moorage.node.pods.sandbox import KEPT_CAPABILITIES
-from moorage.node.pods.spec import BadContainer, SpecMaker, api_variables, expand, hostname_of, identity
-from moorage.node.volumes.plain import PlainBody
-from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
+from moorage.node.layout import NodeLayout, PodUid, VolumeName
+from moorage.node.pods import container_spec
+from moorage.node.pods.container_spec import BadContainer, SpecMaker, api_variables, expand, hostname_of, identity
+from moorage.node.runtime.sandbox import KEPT_CAPABILITIES
+from moorage.node.volumes.mounters.builtin import PlainBody
+from moorage.node.volumes.state import CsiSource, PlainSource, PodRef, VolumeUse
 
 MAPS = {"cfg": {"K": "v", "L": "w"}}
 SECRETS = {"sec": {"p": "pass", "K": "secret"}}
@@ -45,14 +45,14 @@ class HostPath:
     def __init__(self, path):
         volume = msgspec.convert({"name": "v", "hostPath": {"path": str(path)}}, PodVolume)
         source = PlainSource("kubernetes.io/host-path", "v", PlainBody(volume, Pod()))
-        self._use = Use(VolumeName("v"), PodRef(PodUid("u"), "ns", "p"), source, ("v",))
+        self._use = VolumeUse(VolumeName("v"), PodRef(PodUid("u"), "ns", "p"), source, ("v",))
 
     def use_named(self, _uid, _name):
         return self._use
 
 
 def maker(tmp_path):
-    return SpecMaker(Layout(tmp_path), Objects(), Volumes(), "10.0.0.7")
+    return SpecMaker(NodeLayout(tmp_path), Objects(), Volumes(), "10.0.0.7")
 
 
 def pod(**container):
@@ -241,7 +241,7 @@ async def test_what_no_program_could_be_started_with_is_not_even_made(tmp_path, 
 async def test_home_and_group_are_those_of_the_account(tmp_path, monkeypatch):
     passwd = tmp_path / "passwd"
     passwd.write_text("root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:33:34::/var/www:/bin/false\n")
-    monkeypatch.setattr(spec, "_PASSWD", str(passwd))
+    monkeypatch.setattr(container_spec, "_PASSWD", str(passwd))
     assert (await made(tmp_path))["env"]["HOME"] == "/root"
     found = await made(tmp_path, securityContext={"runAsUser": 33})
     assert (found["uid"], found["gid"], found["groups"], found["env"]["HOME"]) == (33, 34, [34], "/var/www")
@@ -309,7 +309,7 @@ def test_they_are_told_of_none_that_a_client_in_a_cluster_could_not_reach(server
 
 
 async def test_the_pod_has_the_last_word_on_where_the_api_server_is(tmp_path):
-    specs = SpecMaker(Layout(tmp_path), Objects(), Volumes(), "10.0.0.7", "https://api.example:1")
+    specs = SpecMaker(NodeLayout(tmp_path), Objects(), Volumes(), "10.0.0.7", "https://api.example:1")
     env = [
         {"name": "SEEN", "value": "$(KUBERNETES_SERVICE_HOST):$(KUBERNETES_SERVICE_PORT)"},
         {"name": "KUBERNETES_SERVICE_HOST", "value": "other.example"},
@@ -368,7 +368,7 @@ def placed(**place):
     ],
 )
 async def test_a_path_that_the_kernel_does_not_take_is_named(tmp_path, container, what):
-    layout = Layout(tmp_path)
+    layout = NodeLayout(tmp_path)
     found = pod(env=[{"name": "LONG", "value": LONG}], **container)
     volumes = Claimed() if "volumeDevices" in container else HostPath(tmp_path)
     with pytest.raises(BadContainer, match=f"^{what} is longer than 4095 bytes$") as raised:
@@ -378,7 +378,7 @@ async def test_a_path_that_the_kernel_does_not_take_is_named(tmp_path, container
 
 async def test_a_path_may_be_as_long_as_the_kernel_takes_it(tmp_path):
     found = pod(workingDir=LONG, **placed(mountPath=LONG, subPath=LONG[1:]))
-    specs = SpecMaker(Layout(tmp_path), Objects(), HostPath(tmp_path), "")
+    specs = SpecMaker(NodeLayout(tmp_path), Objects(), HostPath(tmp_path), "")
     document = await specs.make(found, found.spec.containers[0], [])
     (mount,) = document["mounts"]
     assert (document["cwd"], mount["target"], mount["sub_path"]) == (LONG, LONG, LONG[1:])
@@ -390,7 +390,7 @@ async def test_a_sub_path_that_is_missing_is_made_as_open_as_its_volume(tmp_path
     (tmp_path / "v").chmod(mode)
     places = [{"name": "v", "mountPath": "/whole"}, {"name": "v", "mountPath": "/part", "subPath": "a/b"}]
     found = pod(volumeMounts=places)
-    specs = SpecMaker(Layout(tmp_path), Objects(), HostPath(tmp_path / "v"), "10.0.0.7")
+    specs = SpecMaker(NodeLayout(tmp_path), Objects(), HostPath(tmp_path / "v"), "10.0.0.7")
     whole, part = (await specs.make(found, found.spec.containers[0], []))["mounts"]
     assert part["sub_path_mode"] == mode & 0o777
     assert "sub_path_mode" not in whole
@@ -402,9 +402,9 @@ async def test_a_volume_that_hangs_holds_up_nobody_and_is_asked_by_one_at_a_time
     answers, questions = threading.Event(), []
     (tmp_path / "v").mkdir()
     found = pod(volumeMounts=[{"name": "v", "mountPath": "/v", **asked}])
-    specs = SpecMaker(Layout(tmp_path), Objects(), HostPath(tmp_path / "v"), "10.0.0.7")
-    monkeypatch.setattr(looks, "_ANSWER_S", 0.05)
-    monkeypatch.setattr(spec, "_ensure_propagates", lambda path, _wanted: os.stat(path))
+    specs = SpecMaker(NodeLayout(tmp_path), Objects(), HostPath(tmp_path / "v"), "10.0.0.7")
+    monkeypatch.setattr(hung_paths, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(container_spec, "_ensure_propagates", lambda path, _wanted: os.stat(path))
     real = os.stat
 
     def stat(path, **how):
@@ -438,7 +438,7 @@ class Claimed:
     """One claim, which every volume of a pod is."""
 
     def use_named(self, _uid, _name):
-        return Use(VolumeName("v"), PodRef(PodUid("u"), "ns", "p"), CsiSource("d", "h", "pv"), ("a", "b", "c"))
+        return VolumeUse(VolumeName("v"), PodRef(PodUid("u"), "ns", "p"), CsiSource("d", "h", "pv"), ("a", "b", "c"))
 
 
 def with_volumes(found, *volumes):
@@ -453,7 +453,7 @@ async def test_a_volume_is_read_only_as_the_pod_says_under_each_name(tmp_path):
         {"name": "b", "persistentVolumeClaim": {"claimName": "c1", "readOnly": True}},
         {"name": "c", "csi": {"driver": "d", "readOnly": True}},
     )
-    document = await SpecMaker(Layout(tmp_path), Objects(), Claimed(), "").make(found, found.spec.containers[0], [])
+    document = await SpecMaker(NodeLayout(tmp_path), Objects(), Claimed(), "").make(found, found.spec.containers[0], [])
     assert {one["target"]: one["read_only"] for one in document["mounts"]} == {"/a": False, "/b": True, "/c": True}
 
 
@@ -466,7 +466,7 @@ async def test_what_the_agent_fills_with_objects_nobody_else_writes_to(tmp_path,
     source = PlainSource(f"kubernetes.io/{plugin}", "v", PlainBody(PodVolume(name="v"), Pod()))
     volumes._use = replace(volumes._use, source=source)
     found = pod(volumeMounts=[{"name": "v", "mountPath": "/v"}])
-    document = await SpecMaker(Layout(tmp_path), Objects(), volumes, "").make(found, found.spec.containers[0], [])
+    document = await SpecMaker(NodeLayout(tmp_path), Objects(), volumes, "").make(found, found.spec.containers[0], [])
     assert document["mounts"][0]["read_only_last"] == is_read_only
 
 
@@ -475,14 +475,14 @@ async def test_devices_are_of_use_in_directories_of_the_host_and_to_who_may_do_e
     for volumes in (HostPath(tmp_path), Claimed()):
         for privileged in (False, True):
             asked = pod(volumeMounts=[{"name": "v", "mountPath": "/v"}], securityContext={"privileged": privileged})
-            specs = SpecMaker(Layout(tmp_path), Objects(), volumes, "")
+            specs = SpecMaker(NodeLayout(tmp_path), Objects(), volumes, "")
             document = await specs.make(asked, asked.spec.containers[0], [])
             found[type(volumes), privileged] = document["mounts"][0]["has_devices"]
     assert found == {(HostPath, False): True, (HostPath, True): True, (Claimed, False): False, (Claimed, True): True}
 
 
 async def test_what_is_no_block_device_any_more_is_not_handed_to_a_container(tmp_path):
-    layout = Layout(tmp_path)
+    layout = NodeLayout(tmp_path)
     path = layout.block_map("pv", PodUid("u"))
     path.parent.mkdir(parents=True)
     path.touch()  # where the device was mounted

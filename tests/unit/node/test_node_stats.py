@@ -7,11 +7,11 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
-from moorage.node.layout import Layout, PodUid, csi_volume_name
+from moorage.node.layout import NodeLayout, PodUid, csi_volume_name
 from moorage.node.plugins.registry import DriverMissing
-from moorage.node.serve import figures
+from moorage.node.serve import metrics
+from moorage.node.volumes.state import CsiSource, MountState, PlainSource, PodRef, VolumeUse
 from moorage.node.volumes.stats import VolumeStats
-from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, State, Use
 
 BYTES, INODES = pb.VolumeUsage.BYTES, pb.VolumeUsage.INODES
 METRICS = ["capacity_bytes", "available_bytes", "used_bytes", "inodes", "inodes_free", "inodes_used"]
@@ -45,7 +45,7 @@ class Machine:
 
     def __init__(self, root):
         self.drivers, self.desired, self.actual, self.now = {}, {}, {}, 1000.0
-        self.layout = Layout(root)
+        self.layout = NodeLayout(root)
         volumes = SimpleNamespace(world=SimpleNamespace(desired=self.desired, actual=self.actual))
         self.stats = VolumeStats(
             self.layout, self, volumes, patience_s=0.2, clock=lambda: self.now, wall=lambda: self.now
@@ -56,10 +56,10 @@ class Machine:
             raise DriverMissing(name)
         return self.drivers[name]
 
-    def mount(self, handle, driver="a.dev", pod="p1", names=("data",), state=State.MOUNTED, source=None, **fields):
+    def mount(self, handle, driver="a.dev", pod="p1", names=("data",), state=MountState.MOUNTED, source=None, **fields):
         source = source or CsiSource(driver, handle, f"pv-{handle}", **fields)
         name = csi_volume_name(driver, handle)
-        use = Use(name, PodRef(PodUid(f"uid-{pod}"), "ns", pod), source, names)
+        use = VolumeUse(name, PodRef(PodUid(f"uid-{pod}"), "ns", pod), source, names)
         self.desired.setdefault(name, {})[use.pod.uid] = use
         states = self.actual.setdefault(name, SimpleNamespace(states={}))
         states.states[use.pod.uid] = state
@@ -88,7 +88,7 @@ async def test_a_driver_is_asked_for_the_volume_at_the_pods_path(machine):
 
 async def test_only_mounted_csi_volumes_of_drivers_that_can_are_asked_for(machine):
     machine.drivers["blind.dev"] = Driver(can=())
-    machine.mount("v1", state=State.UNCERTAIN)
+    machine.mount("v1", state=MountState.UNCERTAIN)
     machine.mount("v2", driver="blind.dev")
     machine.mount("v3", driver="not.registered")
     machine.mount("v4", source=PlainSource("kubernetes.io/empty-dir", "tmp", {}))
@@ -101,7 +101,7 @@ async def test_an_answer_counts_for_a_minute_and_carries_its_time(machine):
     await machine.stats.read()
     machine.now += 59
     (usage,) = await machine.stats.read()
-    body = figures.summary("n1", [usage])
+    body = metrics.summary("n1", [usage])
     assert body["pods"][0]["volume"][0]["time"] == "1970-01-01T00:16:40Z"  # when it was asked, not when it is told
     assert len(machine.drivers["a.dev"].requests) == 1
     machine.now += 1
@@ -115,13 +115,13 @@ async def test_bytes_and_inodes_go_where_kubelet_puts_them(machine):
     (usage,) = await machine.stats.read()
     assert (usage.capacity, usage.available, usage.used) == (100, 60, 40)
     assert (usage.inodes, usage.inodes_free, usage.inodes_used) == (10, 6, 4)
-    lines = figures.prometheus([usage]).splitlines()
+    lines = metrics.prometheus([usage]).splitlines()
     values = dict(zip(METRICS, (100, 60, 40, 10, 6, 4), strict=True))
     for name, value in values.items():
         assert f"# TYPE kubelet_volume_stats_{name} gauge" in lines
         assert any(line.startswith(f"# HELP kubelet_volume_stats_{name} ") for line in lines)
         assert f'kubelet_volume_stats_{name}{{namespace="ns",persistentvolumeclaim="c1"}} {value}' in lines
-    (pod,) = figures.summary("n1", [usage])["pods"]
+    (pod,) = metrics.summary("n1", [usage])["pods"]
     assert pod["podRef"] == {"name": "p1", "namespace": "ns", "uid": "uid-p1"}
     assert [one.pop("name") for one in pod["volume"]] == ["data", "same"]
     assert pod["volume"][1] == {
@@ -133,8 +133,8 @@ async def test_bytes_and_inodes_go_where_kubelet_puts_them(machine):
 async def test_a_volume_without_a_claim_is_in_the_summary_only(machine):
     machine.mount("v1", is_ephemeral=True)
     usages = await machine.stats.read()
-    assert "pvcRef" not in figures.summary("n1", usages)["pods"][0]["volume"][0]
-    assert "{" not in figures.prometheus(usages)
+    assert "pvcRef" not in metrics.summary("n1", usages)["pods"][0]["volume"][0]
+    assert "{" not in metrics.prometheus(usages)
 
 
 @pytest.mark.parametrize("error", ["INTERNAL", "no usage"])
@@ -153,7 +153,7 @@ async def test_a_bad_answer_takes_the_figures_away_until_there_is_a_good_one(mac
 async def test_a_volume_that_is_gone_has_no_figures(machine):
     use = machine.mount("v1")
     assert len(await machine.stats.read()) == 1
-    machine.actual[use.volume].states[use.pod.uid] = State.ABSENT
+    machine.actual[use.volume].states[use.pod.uid] = MountState.ABSENT
     assert await machine.stats.read() == []
 
 

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from msgspec import convert
 
+from moorage.kube.api.wire import without_nulls
 from moorage.kube.errors import Invalid
 from moorage.kube.objects.core import Pod
-from moorage.kube.wire import without_nulls
-from moorage.node.pods import status as status_module
-from moorage.node.pods.lifecycle import Attempt, Decision
-from moorage.node.pods.report import status_of
-from moorage.node.pods.status import StatusWriter
+from moorage.node.pods import status_writer as status_module
+from moorage.node.pods.lifecycle import ContainerAttempt, PodDecision
+from moorage.node.pods.status_report import status_of
+from moorage.node.pods.status_writer import StatusWriter
 
 
 class Api:
@@ -213,8 +213,8 @@ def known_pod(status=None, **more):
 
 
 def said_of(found, number=0):
-    attempts = {"main": Attempt(number, is_running=True, started=1.0, id="x")}
-    return status_of(found, attempts, Decision(phase="Running"), host_ip="10.0.0.1", started_at=1.0, now=2.0)
+    attempts = {"main": ContainerAttempt(number, is_running=True, started=1.0, id="x")}
+    return status_of(found, attempts, PodDecision(phase="Running"), host_ip="10.0.0.1", started_at=1.0, now=2.0)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from moorage.node.pods import supervisor as module
-from moorage.node.pods.supervisor import Supervisor
+from moorage.node.runtime import supervisor as module
+from moorage.node.runtime.supervisor import ContainerSupervisor
 
 
 class Container:
@@ -18,7 +18,7 @@ class Container:
 @pytest.fixture
 def attending():
     """A supervisor that serves nobody yet."""
-    made = Supervisor.__new__(Supervisor)
+    made = ContainerSupervisor.__new__(ContainerSupervisor)
     made._poll, made._handlers, made._containers, made._control = select.epoll(), {}, set(), None
     yield made
     made._poll.close()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods.run import PodManager
+from moorage.node.pods.manager import PodManager
 from moorage.node.pods.worker import PodWorker
 
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from moorage.node.threads import in_thread
-from moorage.node.volumes import metadata
+from moorage.host.threads import in_thread
+from moorage.node.volumes.mounters import vol_data
 
 
 async def test_calls_that_hang_hold_up_no_other():
@@ -46,10 +46,10 @@ async def test_a_caller_that_went_away_disturbs_nothing():
 
 def test_volume_data_that_is_right_is_not_written_again(tmp_path):
     directory = tmp_path / "volume"
-    metadata.write(directory, {"driverName": "d", "volumeHandle": "h"})
-    first = (directory / metadata.NAME).stat().st_ino
-    metadata.write(directory, {"driverName": "d", "volumeHandle": "h"})
-    assert (directory / metadata.NAME).stat().st_ino == first
-    metadata.write(directory, {"driverName": "d", "volumeHandle": "other"})
-    assert metadata.read(directory) == {"driverName": "d", "volumeHandle": "other"}
-    assert [entry.name for entry in directory.iterdir()] == [metadata.NAME]
+    vol_data.write(directory, {"driverName": "d", "volumeHandle": "h"})
+    first = (directory / vol_data.NAME).stat().st_ino
+    vol_data.write(directory, {"driverName": "d", "volumeHandle": "h"})
+    assert (directory / vol_data.NAME).stat().st_ino == first
+    vol_data.write(directory, {"driverName": "d", "volumeHandle": "other"})
+    assert vol_data.read(directory) == {"driverName": "d", "volumeHandle": "other"}
+    assert [entry.name for entry in directory.iterdir()] == [vol_data.NAME]

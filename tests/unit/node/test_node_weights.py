@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.kube.objects.core import Pod
-from moorage.node.pods import weights
-from moorage.node.pods.cgroups import Cgroups
+from moorage.node.runtime import cpu_shares
+from moorage.node.runtime.cgroups import ContainerCgroups
 
 
 def pod(uid: str, *requests: str, init: tuple[str, ...] = (), limits: bool = False) -> Pod:
@@ -40,7 +40,7 @@ def shares(root: Path, below: str = "") -> int:
 
 
 def test_a_pod_weighs_what_it_requests_and_all_together_their_sum(root):
-    groups = Cgroups("n1", [(1, root)])
+    groups = ContainerCgroups("n1", [(1, root)])
     groups.prepare(pod("u", "500m"))
     groups.prepare(pod("v", "1"))
     assert (shares(root, "n1/podu"), shares(root, "n1/podv")) == (512, 1024)
@@ -50,7 +50,7 @@ def test_a_pod_weighs_what_it_requests_and_all_together_their_sum(root):
 
 
 def test_pods_without_a_request_yield_to_those_with_one_and_are_not_starved_by_the_rest_of_the_machine(root):
-    groups = Cgroups("n1", [(1, root)])
+    groups = ContainerCgroups("n1", [(1, root)])
     groups.prepare(pod("u", ""))
     assert (shares(root, "n1/podu"), shares(root, "n1"), shares(root)) == (2, 256, 256)
     groups.prepare(pod("v", "100m"))
@@ -58,12 +58,12 @@ def test_pods_without_a_request_yield_to_those_with_one_and_are_not_starved_by_t
 
 
 def test_a_limit_stands_for_the_request_that_is_missing(root):
-    Cgroups("n1", [(1, root)]).prepare(pod("u", "250m", limits=True))
+    ContainerCgroups("n1", [(1, root)]).prepare(pod("u", "250m", limits=True))
     assert shares(root, "n1/podu") == 256
 
 
 def test_containers_share_what_their_pod_has_and_init_containers_are_not_added(root):
-    Cgroups("n1", [(1, root)]).prepare(pod("u", "250m", "", init=("100m", "2")))
+    ContainerCgroups("n1", [(1, root)]).prepare(pod("u", "250m", "", init=("100m", "2")))
     found = {name: shares(root, f"n1/podu/{name}") for name in ("c0", "c1", "i0", "i1")}
     assert found == {"c0": 256, "c1": 2, "i0": 102, "i1": 2048}
     assert (shares(root, "n1/podu"), shares(root, "n1")) == (2048, 2048)
@@ -72,21 +72,21 @@ def test_containers_share_what_their_pod_has_and_init_containers_are_not_added(r
 def test_an_init_container_that_goes_on_beside_the_others_is_added(root):
     both = pod("u", "250m", init=("500m",))
     sidecar = msgspec.structs.replace(both.spec.init_containers[0], restart_policy="Always")
-    Cgroups("n1", [(1, root)]).prepare(
+    ContainerCgroups("n1", [(1, root)]).prepare(
         msgspec.structs.replace(both, spec=msgspec.structs.replace(both.spec, init_containers=[sidecar]))
     )
     assert shares(root, "n1/podu") == 768
 
 
 def test_a_later_agent_weighs_the_pods_that_it_finds(root):
-    Cgroups("n1", [(1, root)]).prepare(pod("gone", "2"))
-    later = Cgroups("n1", [(1, root)])
+    ContainerCgroups("n1", [(1, root)]).prepare(pod("gone", "2"))
+    later = ContainerCgroups("n1", [(1, root)])
     later.prepare(pod("u", "1"))
     assert (shares(root, "n1"), shares(root)) == (1024, 1024)
 
 
 def test_agents_beside_each_other_are_added_up(root):
-    one, other = Cgroups("n1", [(1, root)]), Cgroups("n2", [(1, root)])
+    one, other = ContainerCgroups("n1", [(1, root)]), ContainerCgroups("n2", [(1, root)])
     one.prepare(pod("u", "1"))
     other.prepare(pod("v", "2"))
     assert (shares(root, "n1"), shares(root, "n2"), shares(root)) == (1024, 2048, 3072)
@@ -95,18 +95,18 @@ def test_agents_beside_each_other_are_added_up(root):
 def test_the_level_of_a_kubelet_is_left_as_it_is(root):
     (root / "kubepods/besteffort").mkdir(parents=True)
     (root / "kubepods/cpu.shares").write_text("4096")
-    Cgroups("n1", [(1, root)]).prepare(pod("u", "1"))
+    ContainerCgroups("n1", [(1, root)]).prepare(pod("u", "1"))
     assert (shares(root, "n1"), shares(root)) == (1024, 4096)
 
 
 def test_no_weight_is_written_where_the_processor_has_no_controller(tmp_path):
     (tmp_path / "memory").mkdir()
-    Cgroups("n1", [(1, tmp_path / "memory")]).prepare(pod("u", "1"))
+    ContainerCgroups("n1", [(1, tmp_path / "memory")]).prepare(pod("u", "1"))
     assert list(tmp_path.rglob("cpu.*")) == []
 
 
 def test_a_request_that_cannot_be_read_stops_nothing(root):
-    groups = Cgroups("n1", [(1, root)])
+    groups = ContainerCgroups("n1", [(1, root)])
     groups.prepare(pod("u", "much"))
     assert groups.of("u", "c0") == [f"{root}/kubepods/n1/podu"]
 
@@ -116,18 +116,18 @@ def test_weights_of_version_2(tmp_path):
     for level in ("", "kubepods", "kubepods/n1", "kubepods/n1/podu"):
         (tmp_path / level).mkdir(exist_ok=True)
         (tmp_path / level / "cgroup.subtree_control").write_text("cpu memory\n")
-    Cgroups("n1", [(2, tmp_path)]).prepare(pod("u", "2"))
+    ContainerCgroups("n1", [(2, tmp_path)]).prepare(pod("u", "2"))
     found = [(tmp_path / level / "cpu.weight").read_text() for level in ("kubepods", "kubepods/n1", "kubepods/n1/podu")]
     assert found == ["174", "174", "174"]
 
 
 @pytest.mark.parametrize(("processors", "expected"), [("0", 1), ("1", 100), ("256", 10_000), ("1000", 10_000)])
 def test_the_ends_of_the_scale_and_what_a_group_has_by_itself(processors, expected):
-    assert weights.weight(Decimal(processors)) == expected
+    assert cpu_shares.weight(Decimal(processors)) == expected
 
 
 @given(*[st.decimals(0, 300, places=3)] * 2)
 def test_who_requests_more_never_weighs_less(one, other):
     least, most = sorted((one, other))
-    assert 2 <= weights.shares(least) <= weights.shares(most) <= 262_144
-    assert 1 <= weights.weight(least) <= weights.weight(most) <= 10_000
+    assert 2 <= cpu_shares.shares(least) <= cpu_shares.shares(most) <= 262_144
+    assert 1 <= cpu_shares.weight(least) <= cpu_shares.weight(most) <= 10_000

@@ -8,7 +8,7 @@ import pytest
 from moorage.csi import csi_pb2 as pb
 from moorage.node.layout import PodUid, csi_volume_name
 from moorage.node.volumes import rules, wire
-from moorage.node.volumes.world import CsiSource, PodRef, Use
+from moorage.node.volumes.state import CsiSource, PodRef, VolumeUse
 
 MODE = pb.VolumeCapability.AccessMode
 PLACE, TARGET = Path("/r/globalmount"), Path("/r/mount")
@@ -33,7 +33,7 @@ LABEL = 'context="u:r:t:s0"'
 
 
 def use(source, **fields):
-    return Use(csi_volume_name("d", "handle"), PodRef(PodUid("u"), "ns", "p"), source, ("v",), **fields)
+    return VolumeUse(csi_volume_name("d", "handle"), PodRef(PodUid("u"), "ns", "p"), source, ("v",), **fields)
 
 
 def test_staging_carries_what_the_volume_is_and_nothing_of_the_pod():

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from moorage.kube.objects.core import Pod
-from moorage.node.layout import Layout, PodUid
-from moorage.node.pods import housekeeping
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.pods.runtime import Container
+from moorage.node.layout import NodeLayout, PodUid
+from moorage.node.pods import cleanup
 from moorage.node.pods.worker import PodWorker, Tools
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.runtime.process_runtime import RunningContainer
 
 
 class Volumes:
@@ -79,9 +79,18 @@ class Clock:
 
 @pytest.fixture
 def tools(tmp_path):
-    groups = Cgroups("n1", [(1, tmp_path / "cgroup")])
+    groups = ContainerCgroups("n1", [(1, tmp_path / "cgroup")])
     return Tools(
-        Layout(tmp_path / "root"), None, Volumes(), Runtime(), None, groups, Statuses(), Recorder(), "10.0.0.7", Clock()
+        NodeLayout(tmp_path / "root"),
+        None,
+        Volumes(),
+        Runtime(),
+        None,
+        groups,
+        Statuses(),
+        Recorder(),
+        "10.0.0.7",
+        Clock(),
     )
 
 
@@ -117,7 +126,7 @@ async def test_a_pod_without_a_deadline_waits_for_as_long_as_it_takes(tools):
 
 
 def running(tmp_path, name="a"):
-    return Container("u", name, 0, tmp_path / name, tmp_path / "log", {"started": 1.0}, pidfd=999)
+    return RunningContainer("u", name, 0, tmp_path / name, tmp_path / "log", {"started": 1.0}, pidfd=999)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +176,7 @@ async def test_nothing_of_a_pod_that_is_gone_outlives_an_agent_killed_while_remo
         trace.mkdir(parents=True)
 
     with monkeypatch.context() as dying:
-        owner = tools.cgroups if step == "remove" else housekeeping
+        owner = tools.cgroups if step == "remove" else cleanup
         work = getattr(owner, step)
 
         def die(*args):
@@ -179,8 +188,8 @@ async def test_nothing_of_a_pod_that_is_gone_outlives_an_agent_killed_while_remo
         with pytest.raises(Killed):
             await gone(tools, "u").sync()
 
-    again = replace(tools, cgroups=Cgroups("n1", [(1, tmp_path / "cgroup")]))
-    for uid in housekeeping.pod_directories(layout):  # this is how the next agent learns of it
+    again = replace(tools, cgroups=ContainerCgroups("n1", [(1, tmp_path / "cgroup")]))
+    for uid in cleanup.pod_directories(layout):  # this is how the next agent learns of it
         await gone(again, uid).sync()
     assert [trace for trace in (*traces, layout.pod("u"), traces[0].parent) if trace.exists()] == []
 

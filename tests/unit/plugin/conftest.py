@@ -4,18 +4,18 @@ import contextlib
 import dataclasses
 
 import pytest
+from tests.support.plugin_caller import Caller
 
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
-from moorage.plugin.caller import Caller
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
+from moorage.plugin.settings import PluginSettings
 
 
 @pytest.fixture
 def settings(tmp_path):
     pools = {"default": tmp_path / "pool", "second": tmp_path / "second"}
-    return Settings(
+    return PluginSettings(
         endpoint=f"unix://{tmp_path}/csi.sock", node_id="node-1", pools=pools, stop_grace_s=20, reserve_fraction=0
     )
 

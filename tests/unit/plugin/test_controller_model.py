@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.plugin_caller import MIB, Caller, Mode, from_snapshot, from_volume, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
-from moorage.plugin.caller import MIB, Caller, Mode, from_snapshot, from_volume, mounted
 from moorage.plugin.run import serve
-from moorage.plugin.settings import Settings
-from moorage.plugin.wire import TOKEN_KEY
+from moorage.plugin.services.wire import TOKEN_KEY
+from moorage.plugin.settings import PluginSettings
 from moorage.storage import Fenced, NameTaken, NotInTrash
 
 EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 25
@@ -62,7 +62,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="moo-"))
         self.runner = asyncio.Runner()
-        self.config = Settings(
+        self.config = PluginSettings(
             f"unix://{self.root}/c.sock", "n", {"default": self.root / "pool"},
             reserve_fraction=0, overcommit=1000.0, trash_retention_s=3600, scope=self.scope,
             max_volumes_per_node=NODES["n"],

@@ -6,12 +6,12 @@ import os
 import threading
 
 import pytest
+from tests.support.plugin_caller import MIB, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
-from moorage.plugin.caller import MIB, mounted
-from moorage.plugin.identity import IdentityService
 from moorage.plugin.run import serve
+from moorage.plugin.services.identity import IdentityService
 from moorage.storage import CreateVolume, HealthEntry, HealthStatus, VolumeHealth, ids
 
 

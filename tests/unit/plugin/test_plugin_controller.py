@@ -7,12 +7,12 @@ import threading
 import time
 
 import pytest
+from tests.support.plugin_caller import MIB, Mode, block, from_snapshot, from_volume, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
-from moorage.plugin.caller import MIB, Mode, block, from_snapshot, from_volume, mounted
-from moorage.plugin.iolimits import Cgroups
+from moorage.plugin.io_limits import IoCgroups
 from moorage.plugin.metrics import copy_metrics
 from moorage.plugin.settings import TOPOLOGY_KEY
 
@@ -66,7 +66,9 @@ async def test_a_driver_that_is_slow_to_greet_is_waited_for(parts, tmp_path):
 async def test_a_volume_keeps_its_filesystem_when_the_default_changes(caller, monkeypatch):
     first = await caller.create("v", size=400 * MIB)
     for default in ("ext4", "xfs", "btrfs"):
-        monkeypatch.setattr("moorage.plugin.creation.default_filesystem", lambda size, name=default: name)
+        monkeypatch.setattr(
+            "moorage.plugin.services.create_request.default_filesystem", lambda size, name=default: name
+        )
         assert await caller.create("v", size=400 * MIB) == first
 
 
@@ -406,7 +408,7 @@ async def test_modifying_is_all_or_nothing_and_leaves_other_keys_alone(client, c
 async def test_limits_on_a_machine_that_has_none_are_refused_and_nothing_is_changed(
     client, caller, refused, parts, tmp_path
 ):
-    vars(parts.cgroups).update(vars(Cgroups(tmp_path)))  # a machine without the controllers
+    vars(parts.cgroups).update(vars(IoCgroups(tmp_path)))  # a machine without the controllers
     with refused("FAILED_PRECONDITION", "neither the io controller"):
         await caller.create("v", mutable={"readIOPS": "1"})
     volume = (await caller.create("v", mutable={"readAheadKiB": "64"})).volume_id

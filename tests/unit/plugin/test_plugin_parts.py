@@ -8,17 +8,17 @@ import pytest
 
 from moorage.csi.metrics import CallMetrics
 from moorage.errors import InvalidRequest, UsageError
-from moorage.plugin.access import Access, Mode, why_inconsistent, why_unsupported
+from moorage.plugin.access import Access, AccessMode, why_inconsistent, why_unsupported
 from moorage.plugin.http import HttpEndpoint
-from moorage.plugin.iolimits import Cgroups, IoLimits, LimitsUnsupported, pod_uid_from
-from moorage.plugin.observe import vfs_words, wanted_words
+from moorage.plugin.io_limits import IoCgroups, IoLimits, LimitsUnsupported, pod_uid_from
+from moorage.plugin.node.observe import vfs_words, wanted_words
+from moorage.plugin.node.targets import Target, TargetRefused, check_path
+from moorage.plugin.node.tuning import volume_id_behind
 from moorage.plugin.parameters import ClassParameters, size_from
-from moorage.plugin.settings import Settings, duration_s_from, fraction_from, pools_from
-from moorage.plugin.targets import Target, TargetRefused, check_path
-from moorage.plugin.tuning import volume_id_behind
-from moorage.storage import InUse, Kind
+from moorage.plugin.settings import PluginSettings, duration_s_from, fraction_from, pools_from
+from moorage.storage import InUse, VolumeKind
 
-RWO = Access(Mode.SINGLE_NODE_WRITER)
+RWO = Access(AccessMode.SINGLE_NODE_WRITER)
 
 
 def test_pools_are_named_or_the_default():
@@ -51,7 +51,7 @@ def test_wrong_settings_name_their_flag(settings, change, flag):
 
 
 def test_settings_survive_the_way_to_the_process(settings):
-    assert Settings.from_json(settings.as_json()) == settings
+    assert PluginSettings.from_json(settings.as_json()) == settings
 
 
 def test_durations_and_shares():
@@ -69,9 +69,9 @@ def test_durations_and_shares():
     [
         (RWO, False, "", ""),
         (RWO, True, "", ""),
-        (dataclasses.replace(RWO, mode=Mode.MULTI_NODE_MULTI_WRITER), True, "", ""),
-        (dataclasses.replace(RWO, mode=Mode.MULTI_NODE_READER_ONLY), False, "ext4", ""),
-        (dataclasses.replace(RWO, mode=Mode.MULTI_NODE_MULTI_WRITER), False, "", "kind: directory"),
+        (dataclasses.replace(RWO, mode=AccessMode.MULTI_NODE_MULTI_WRITER), True, "", ""),
+        (dataclasses.replace(RWO, mode=AccessMode.MULTI_NODE_READER_ONLY), False, "ext4", ""),
+        (dataclasses.replace(RWO, mode=AccessMode.MULTI_NODE_MULTI_WRITER), False, "", "kind: directory"),
         (dataclasses.replace(RWO, is_block=True), True, "", "block device"),
         (dataclasses.replace(RWO, is_block=True), False, "ext4", "block device"),
         (RWO, False, "block", "cannot be mounted"),
@@ -100,7 +100,7 @@ def test_mount_flags_are_kept_out_of_logs():
 def test_class_parameters_are_decoded_and_mutable_ones_win():
     parameters = {"kind": "directory", "readIOPS": "1", "csi.storage.k8s.io/pvc/name": "x", "snapshotInUse": "live"}
     found = ClassParameters.parse(parameters, {"readIOPS": "2"})
-    assert (found.kind, found.in_use, dict(found.mutable)) == (Kind.DIRECTORY, InUse.LIVE, {"readIOPS": "2"})
+    assert (found.kind, found.in_use, dict(found.mutable)) == (VolumeKind.DIRECTORY, InUse.LIVE, {"readIOPS": "2"})
     assert ClassParameters.parse({"csi.storage.k8s.io/fstype": "xfs"}, {}).fs_type == "xfs"
 
 
@@ -130,7 +130,7 @@ def test_limits_are_written_to_a_pods_cgroup_of_version_two(tmp_path):
         pod.mkdir(parents=True)
         (pod / "io.max").write_text("")
     (tmp_path / "kubepods" / "besteffort" / "pod11-223").mkdir()
-    cgroups = Cgroups(tmp_path)
+    cgroups = IoCgroups(tmp_path)
     assert cgroups.apply(uid, (7, 3), IoLimits(read_iops=100, write_bytes_per_second=5)) == 2
     assert [(pod / "io.max").read_text() for pod in pods] == ["7:3 rbps=max wbps=5 riops=100 wiops=max"] * 2
     assert not (tmp_path / "kubepods" / "besteffort" / "pod11-223" / "io.max").exists()
@@ -168,8 +168,8 @@ def test_the_io_controller_is_handed_down_to_a_pod_of_version_two(tmp_path, monk
     pod = root / "kubepods.slice" / "kubepods-besteffort.slice" / "kubepods-besteffort-pod11_22.slice"
     pod.mkdir(parents=True)
     kernel = KernelOfVersionTwo(root)
-    monkeypatch.setattr("moorage.plugin.iolimits._write", kernel.write)
-    cgroups = Cgroups(root)
+    monkeypatch.setattr("moorage.plugin.io_limits._write", kernel.write)
+    cgroups = IoCgroups(root)
     assert cgroups.apply("11-22", (7, 3), IoLimits(read_iops=100)) == 1
     assert (pod / "io.max").read_text() == "7:3 rbps=max wbps=max riops=100 wiops=max"
     asked = [file for file, text in kernel.written if text == "+io"]
@@ -187,7 +187,7 @@ def test_a_pod_that_does_not_get_the_controller_is_not_counted(tmp_path):
     pod = tmp_path / "pod11-22"
     pod.mkdir()
     (pod / "io.max").mkdir()  # a write that the kernel refuses
-    assert Cgroups(tmp_path).apply("11-22", (7, 3), IoLimits(read_iops=1)) == 0
+    assert IoCgroups(tmp_path).apply("11-22", (7, 3), IoLimits(read_iops=1)) == 0
 
 
 def test_limits_of_version_one_reach_every_container(tmp_path):
@@ -198,13 +198,13 @@ def test_limits_of_version_one_reach_every_container(tmp_path):
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:
             (directory / f"blkio.throttle.{name}_device").write_text("")
-    assert Cgroups(tmp_path).apply("11-22", (7, 3), IoLimits(read_iops=9)) == 2
+    assert IoCgroups(tmp_path).apply("11-22", (7, 3), IoLimits(read_iops=9)) == 2
     assert (pod / "container" / "blkio.throttle.read_iops_device").read_text() == "7:3 9"
     assert (root / "blkio.throttle.read_iops_device").read_text() == ""
 
 
 def test_a_machine_without_either_says_so(tmp_path):
-    cgroups = Cgroups(tmp_path)
+    cgroups = IoCgroups(tmp_path)
     assert "cgroup" in cgroups.why_unsupported()
     with pytest.raises(LimitsUnsupported, match="cgroup"):
         cgroups.apply("x", (7, 0), IoLimits(read_iops=1))

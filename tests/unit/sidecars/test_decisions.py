@@ -25,9 +25,9 @@ from moorage.sidecars import flags
 from moorage.sidecars.attacher.decide import is_worth_a_look, releases_volume, source_spec
 from moorage.sidecars.capacity.segments import fnv1a_32, items_of, managed_by
 from moorage.sidecars.driver import Capabilities
-from moorage.sidecars.errors import SidecarError, State
+from moorage.sidecars.errors import ProvisioningState, SidecarError
 from moorage.sidecars.leases import lease_name
-from moorage.sidecars.provisioner.attempt import Attempt, from_text, to_text
+from moorage.sidecars.provisioner.attempt import ProvisionAttempt, from_text, to_text
 from moorage.sidecars.provisioner.decide import (
     finalizer_wanted,
     is_candidate,
@@ -38,11 +38,11 @@ from moorage.sidecars.provisioner.decide import (
 )
 from moorage.sidecars.provisioner.ownership import rank_of
 from moorage.sidecars.provisioner.parameters import fs_type_of
-from moorage.sidecars.resizer.target import Sizes, target_bytes
+from moorage.sidecars.resizer.sizes import Sizes, target_bytes
+from moorage.sidecars.retry_later import RetryLater
 from moorage.sidecars.roles import Role, role_named, roles_for
-from moorage.sidecars.run import Wanted
-from moorage.sidecars.settings import Settings, Surroundings, duration_s
-from moorage.sidecars.slow import SlowSet
+from moorage.sidecars.run import WantedRoles
+from moorage.sidecars.settings import Environment, SidecarSettings, duration_s
 
 PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
@@ -82,15 +82,15 @@ def test_a_volume_whose_filesystem_must_still_grow_is_left_to_the_node():
 @pytest.mark.parametrize(
     ("code", "topology", "selected", "state"),
     [
-        ("RESOURCE_EXHAUSTED", True, True, State.RESCHEDULE),
-        ("RESOURCE_EXHAUSTED", True, False, State.FINISHED),
-        ("RESOURCE_EXHAUSTED", False, True, State.FINISHED),
-        ("DEADLINE_EXCEEDED", True, True, State.BACKGROUND),
-        ("CANCELLED", True, True, State.BACKGROUND),
-        ("UNAVAILABLE", False, False, State.BACKGROUND),
-        ("ABORTED", False, False, State.BACKGROUND),
-        ("INVALID_ARGUMENT", False, False, State.INFEASIBLE),
-        ("INTERNAL", False, False, State.FINISHED),
+        ("RESOURCE_EXHAUSTED", True, True, ProvisioningState.RESCHEDULE),
+        ("RESOURCE_EXHAUSTED", True, False, ProvisioningState.FINISHED),
+        ("RESOURCE_EXHAUSTED", False, True, ProvisioningState.FINISHED),
+        ("DEADLINE_EXCEEDED", True, True, ProvisioningState.BACKGROUND),
+        ("CANCELLED", True, True, ProvisioningState.BACKGROUND),
+        ("UNAVAILABLE", False, False, ProvisioningState.BACKGROUND),
+        ("ABORTED", False, False, ProvisioningState.BACKGROUND),
+        ("INVALID_ARGUMENT", False, False, ProvisioningState.INFEASIBLE),
+        ("INTERNAL", False, False, ProvisioningState.FINISHED),
     ],
 )
 def test_what_a_failed_create_says_about_the_volume(code, topology, selected, state):
@@ -219,9 +219,9 @@ def test_roles_follow_what_the_driver_can_do():
         plugin=frozenset({"CONTROLLER_SERVICE"}), rpcs=frozenset({"CREATE_DELETE_VOLUME", "GET_CAPACITY"})
     )
     driver = CSIDriver(spec=CsiDriverSpec(attach_required=False, storage_capacity=True))
-    assert roles_for(can, Settings(), driver) == {Role.PROVISIONER, Role.CAPACITY}
-    assert Role.ATTACHER in roles_for(can, Settings(), None)
-    assert Role.REGISTRAR in roles_for(can, Settings(kubelet_registration_path="/x"), driver)
+    assert roles_for(can, SidecarSettings(), driver) == {Role.PROVISIONER, Role.CAPACITY}
+    assert Role.ATTACHER in roles_for(can, SidecarSettings(), None)
+    assert Role.REGISTRAR in roles_for(can, SidecarSettings(kubelet_registration_path="/x"), driver)
     assert role_named("csi-provisioner") is Role.PROVISIONER
     with pytest.raises(UsageError, match="no role is called"):
         role_named("sidecar")
@@ -235,8 +235,8 @@ def test_flags_are_taken_as_go_programs_take_them():
     assert flags.parse(["--leader-election", "attacher"])[1] == ["attacher"]
     assert flags.parse(["--immediate-topology=false"])[0].immediate_topology is False
     assert flags.parse(["--workers=3"])[0].workers_for("resizer") == 3
-    assert Settings().workers_for("provisioner") == 100
-    assert Settings(feature_gates="Topology=false,X=true").gate("Topology", True) is False
+    assert SidecarSettings().workers_for("provisioner") == 100
+    assert SidecarSettings(feature_gates="Topology=false,X=true").gate("Topology", True) is False
     for wrong in (["--nope"], ["--timeout=soon"], ["--leader-election=perhaps"], ["--timeout"], ["--max-entries=x"]):
         with pytest.raises(UsageError):
             flags.parse(wrong)
@@ -282,7 +282,7 @@ def test_every_flag_of_an_official_sidecar_is_taken_in_both_notations(official):
 
 
 def test_defaults_are_the_official_ones():
-    settings = Settings()
+    settings = SidecarSettings()
     timeouts = {"provisioner": 10, "attacher": 15, "resizer": 10, "snapshotter": 60, "health": 15, "registrar": 1}
     assert {role: settings.timeout_for(role) for role in timeouts} == timeouts
     workers = {"provisioner": 100, "attacher": 10, "resizer": 10, "snapshotter": 10, "health": 10}
@@ -300,7 +300,7 @@ def test_defaults_are_the_official_ones():
 
 def test_liveness_listens_where_livenessprobe_does_unless_told_otherwise():
     def port(*roles, **settings):
-        return Wanted(Settings(**settings), Surroundings(), frozenset(roles)).health_port
+        return WantedRoles(SidecarSettings(**settings), Environment(), frozenset(roles)).health_port
 
     assert port(Role.LIVENESS) == 9808
     assert port(Role.LIVENESS, health_port=9898) == 9898
@@ -315,7 +315,7 @@ def test_durations_are_gos(text, seconds):
 
 def test_a_slow_key_leaves_by_itself_and_adding_it_again_does_not_keep_it():
     now = [0.0]
-    slow = SlowSet(10.0, clock=lambda: now[0])
+    slow = RetryLater(10.0, clock=lambda: now[0])
     assert slow.add("k")
     now[0] = 6.0
     assert not slow.add("k")
@@ -338,7 +338,7 @@ def test_every_node_has_its_own_rank_for_a_claim(nodes, uid):
 
 
 def test_an_attempt_survives_the_journal():
-    attempt = Attempt(
+    attempt = ProvisionAttempt(
         claim=ObjectReference(kind="PersistentVolumeClaim", name="c", namespace="n", uid="u"),
         class_name="fast",
         class_uid="cu",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.sidecars.provisioner.others import Note, Others
+from moorage.sidecars.provisioner.abandoned_intents import Intent, Others
 
 
 class Time:
@@ -29,7 +29,7 @@ def others(time, patience_s=300.0):
 
 
 def note(time, key="u1.a", slow_by=0.0):
-    return Note(key, f"{time.clock() - slow_by:.3f}:attempt")
+    return Intent(key, f"{time.clock() - slow_by:.3f}:attempt")
 
 
 def see(watcher, *notes):
@@ -76,13 +76,13 @@ def test_clocks_of_machines_may_differ_by_nearly_twice_the_patience(time, slow_b
 
 def test_without_another_living_instance_every_note_is_left_behind(time):
     watcher = others(time, patience_s=0.0)
-    found = [note(time), note(time, "u2.a", slow_by=-3600), Note("u3.a", "no time at all")]
+    found = [note(time), note(time, "u2.a", slow_by=-3600), Intent("u3.a", "no time at all")]
     see(watcher, *found)
     assert watcher.abandoned() == found
 
 
 def test_a_note_of_another_version_is_left_behind_too_when_nobody_changes_it(time):
-    watcher, strange = others(time), Note("u1.a", "what is this")
+    watcher, strange = others(time), Intent("u1.a", "what is this")
     see(watcher, strange)
     assert watcher.abandoned() == []
     time.now += 300.0

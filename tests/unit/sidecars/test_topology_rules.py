@@ -8,11 +8,11 @@ from moorage.kube.objects import StorageClass, TopologyTerm
 from moorage.kube.objects.storage import TopologyRequirement
 from moorage.sidecars.errors import ProvisionError
 from moorage.sidecars.provisioner import topology
-from moorage.sidecars.provisioner.topology import Cluster, Selected
+from moorage.sidecars.provisioner.topology import NodeTopology, Selected
 
 
 def cluster(**zones):
-    return Cluster({node: ("zone",) for node in zones}, {node: {"zone": zone} for node, zone in zones.items()})
+    return NodeTopology({node: ("zone",) for node in zones}, {node: {"zone": zone} for node, zone in zones.items()})
 
 
 def allowed(*zones):
@@ -81,7 +81,7 @@ def test_without_immediate_topology_the_driver_is_free():
 
 def test_what_is_missing_is_named():
     with pytest.raises(ProvisionError, match="no available topology"):
-        topology.requirement(StorageClass(), "x", None, Cluster({}, {}), strict=False, immediate=True)
+        topology.requirement(StorageClass(), "x", None, NodeTopology({}, {}), strict=False, immediate=True)
     with pytest.raises(ProvisionError, match="registered no topology keys"):
         topology.requirement(StorageClass(), "x", Selected("n", (), {}), cluster(), strict=False, immediate=True)
     with pytest.raises(ProvisionError, match="lacks the topology labels zone"):

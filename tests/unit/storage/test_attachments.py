@@ -16,7 +16,7 @@ from moorage.storage import (
     NodeNotFound,
     Pool,
     PoolConfig,
-    Scope,
+    PoolScope,
     VolumeInUse,
     VolumeNotFound,
     failpoints,
@@ -28,7 +28,13 @@ ONE, MANY, READERS = "SINGLE_NODE_WRITER", "MULTI_NODE_MULTI_WRITER", "MULTI_NOD
 
 def shared(directory, owner=True):
     config = PoolConfig(
-        "shared", directory, scope=Scope.SHARED, owner=owner, overcommit=1000.0, trash_retention_s=60, background=False
+        "shared",
+        directory,
+        scope=PoolScope.SHARED,
+        owner=owner,
+        overcommit=1000.0,
+        trash_retention_s=60,
+        background=False,
     )
     return Pool.open(config)
 

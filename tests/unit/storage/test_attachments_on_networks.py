@@ -16,7 +16,7 @@ from moorage.storage import (
     CreateVolume,
     Pool,
     PoolConfig,
-    Scope,
+    PoolScope,
     attachments,
 )
 
@@ -40,7 +40,7 @@ def error(number, *paths):
 
 @pytest.fixture
 def pool(tmp_path):
-    config = PoolConfig("shared", tmp_path / "pool", scope=Scope.SHARED, overcommit=1000.0, background=False)
+    config = PoolConfig("shared", tmp_path / "pool", scope=PoolScope.SHARED, overcommit=1000.0, background=False)
     with Pool.open(config) as opened:
         for node in ("n1", "n2"):
             opened.register_node(node)

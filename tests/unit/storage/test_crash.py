@@ -9,11 +9,11 @@ import os
 from dataclasses import dataclass
 
 import pytest
+from tests.support.crash import killed_at
 
-from moorage.storage import CreateSnapshot, CreateVolume, Kind, Pool, PoolConfig, Scope, Source, id_from
+from moorage.storage import CreateSnapshot, CreateVolume, Pool, PoolConfig, PoolScope, Source, VolumeKind, id_from
 from moorage.storage.ids import ephemeral_id_from
 from moorage.storage.model import CopyPath
-from moorage.storage.testing import killed_at
 
 MIB = 1 << 20
 MODE, MANY = "SINGLE_NODE_WRITER", "MULTI_NODE_READER_ONLY"
@@ -30,7 +30,7 @@ class Story:
     name: str
     act: object
     told: object
-    scope: Scope = Scope.NODE
+    scope: PoolScope = PoolScope.NODE
     retention_s: float = 3600.0
 
 
@@ -38,7 +38,7 @@ def prepare(pool):
     volume = pool.create_volume(image("kept", 2 * MIB))
     with open(volume.data, "r+b") as data:
         data.write(b"acknowledged")
-    directory = pool.create_volume(CreateVolume("tree", MIB, kind=Kind.DIRECTORY))
+    directory = pool.create_volume(CreateVolume("tree", MIB, kind=VolumeKind.DIRECTORY))
     (directory.data / "file").write_text("in a tree")
     pool.create_snapshot(CreateSnapshot("snap", volume.id))
     pool.create_group("group", [volume.id])
@@ -50,7 +50,7 @@ def prepare(pool):
     pool.create_group("parted", [volume.id, directory.id])
     pool.delete_group(id_from("parted"))
     pool.create_volume(image("pod", ephemeral="/pods/kept"))
-    if pool.config.scope is Scope.SHARED:
+    if pool.config.scope is PoolScope.SHARED:
         pool.register_node("n1")
         pool.register_node("n2")
         pool.attach(id_from("doomed"), "n2", MODE)
@@ -83,7 +83,7 @@ STORIES = [
     ),
     Story(
         "clone of a directory",
-        lambda p: p.create_volume(CreateVolume("new", MIB, kind=Kind.DIRECTORY, source=Source.volume(TREE))),
+        lambda p: p.create_volume(CreateVolume("new", MIB, kind=VolumeKind.DIRECTORY, source=Source.volume(TREE))),
         lambda p: (p.volume(id_from("new")).data / "file").read_text(),
     ),
     Story("delete", lambda p: p.delete_volume(id_from("doomed")), lambda p: p.find_volume(id_from("doomed"))),
@@ -126,7 +126,7 @@ STORIES = [
         "undelete in a shared pool",
         lambda p: p.find_volume(id_from("gone")) or p.undelete("gone"),
         lambda p: p.attach(id_from("gone"), "n1", MODE).mode,
-        scope=Scope.SHARED,
+        scope=PoolScope.SHARED,
     ),
     Story(
         "a pod's volume",
@@ -140,7 +140,7 @@ STORIES = [
     ),
     Story(
         "create a directory",
-        lambda p: p.create_volume(CreateVolume("new", MIB, kind=Kind.DIRECTORY)),
+        lambda p: p.create_volume(CreateVolume("new", MIB, kind=VolumeKind.DIRECTORY)),
         lambda p: os.listdir(p.volume(id_from("new")).data),
     ),
     Story("expand a directory", lambda p: p.expand_volume(TREE, 5 * MIB), lambda p: p.volume(TREE).size_bytes),
@@ -158,15 +158,15 @@ STORIES = [
         "detach from one of two",
         lambda p: (p.attach(KEPT, "n1", MANY), p.attach(KEPT, "n2", MANY), p.detach(KEPT, "n1")),
         attach_told,
-        scope=Scope.SHARED,
+        scope=PoolScope.SHARED,
     ),
-    Story("attach", lambda p: p.attach(KEPT, "n1", MODE), attach_told, scope=Scope.SHARED),
-    Story("detach", lambda p: p.detach(id_from("doomed")), detach_told, scope=Scope.SHARED),
+    Story("attach", lambda p: p.attach(KEPT, "n1", MODE), attach_told, scope=PoolScope.SHARED),
+    Story("detach", lambda p: p.detach(id_from("doomed")), detach_told, scope=PoolScope.SHARED),
     Story(
         "delete in a shared pool",
         lambda p: (p.detach(id_from("doomed")), p.delete_volume(id_from("doomed"))),
         lambda p: p.find_volume(id_from("doomed")),
-        scope=Scope.SHARED,
+        scope=PoolScope.SHARED,
     ),
 ]
 
@@ -184,15 +184,15 @@ def config_for(directory, story):
 
 def check_whole(pool):
     """Nothing unfinished, nothing half, and the acknowledged bytes are there."""
-    if pool.config.scope is Scope.NODE:
+    if pool.config.scope is PoolScope.NODE:
         assert os.listdir(pool.directory / "tmp") == []
     assert os.listdir(pool.directory / "frozen") == []
     assert pool.damaged() == []
     for volume in pool.volumes().items:
-        assert pool.health(volume.id) == () or volume.kind is Kind.DIRECTORY
+        assert pool.health(volume.id) == () or volume.kind is VolumeKind.DIRECTORY
         assert volume.source is None or volume.copy_path is not CopyPath.NONE
     for cut in pool.snapshots().items:
-        assert cut.kind is Kind.DIRECTORY or os.stat(cut.data).st_size == cut.size_bytes
+        assert cut.kind is VolumeKind.DIRECTORY or os.stat(cut.data).st_size == cut.size_bytes
     assert pool.volume(KEPT).data.read_bytes()[:12] == b"acknowledged"
     assert (pool.volume(TREE).data / "file").read_text() == "in a tree"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from moorage.storage import InvalidValue
-from moorage.storage.mutable import Settings, seconds_from, validated
+from moorage.storage.tunables import Tunables, seconds_from, validated
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_bad_keys_and_values_are_named(key, value):
 
 
 def test_settings_are_values():
-    settings = Settings.of({"directIO": "false", "readIOPS": "100", "trashRetention": "1h"})
+    settings = Tunables.of({"directIO": "false", "readIOPS": "100", "trashRetention": "1h"})
     assert settings.direct_io is False
     assert settings.read_iops == 100
     assert settings.write_iops == 0
     assert settings.trash_retention_s == 3600
     assert settings.has_io_limits
-    assert Settings.of({}).direct_io is None
-    assert not Settings.of({}).has_io_limits
+    assert Tunables.of({}).direct_io is None
+    assert not Tunables.of({}).has_io_limits

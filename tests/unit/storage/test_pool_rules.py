@@ -12,7 +12,6 @@ from moorage.storage import (
     GroupMember,
     HealthStatus,
     InvalidValue,
-    Kind,
     NameTaken,
     Pool,
     PoolConfig,
@@ -23,10 +22,11 @@ from moorage.storage import (
     PoolVanished,
     SnapshotNotFound,
     Source,
+    VolumeKind,
     VolumeNotFound,
     id_from,
 )
-from moorage.storage.layout import Layout
+from moorage.storage.layout import PoolLayout
 
 MIB = 1 << 20
 
@@ -60,7 +60,7 @@ def test_the_same_request_gives_the_same_volume_also_after_a_restart(config):
     [
         (image("v", 3 * MIB), "size"),
         (CreateVolume("v", MIB, MIB, filesystem="ext4"), "size"),
-        (image("v", kind=Kind.DIRECTORY), "kind"),
+        (image("v", kind=VolumeKind.DIRECTORY), "kind"),
         (CreateVolume("v", MIB, filesystem="ext4"), "filesystem"),
         (image("v", thick=True), "thin"),
         (image("v", source=Source.volume("x-1")), "made empty"),
@@ -290,17 +290,17 @@ def test_only_an_empty_directory_becomes_a_pool(tmp_path):
 
 def test_formats_migrate_by_numbered_steps_and_newer_ones_are_refused(tmp_path):
     ran = []
-    first = Layout("p", tmp_path)
+    first = PoolLayout("p", tmp_path)
     first.open("node", owner=True)
     first.close()
     steps = {1: lambda layout: ran.append(1), 2: lambda layout: ran.append(2)}
     for _ in range(2):  # the second opening has nothing left to do
-        later = Layout("p", tmp_path)
+        later = PoolLayout("p", tmp_path)
         assert later.open("node", owner=True, migrations=steps).format == 3
         later.close()
     assert ran == [1, 2]
     with pytest.raises(PoolUnusable, match="use a newer version"):
-        Layout("p", tmp_path).open("node", owner=True)
+        PoolLayout("p", tmp_path).open("node", owner=True)
 
 
 def test_a_pool_keeps_its_scope(pool, config):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.storage import CreateVolume, InvalidValue, Kind, SizeOutOfRange
+from moorage.storage import CreateVolume, InvalidValue, SizeOutOfRange, VolumeKind
 from moorage.storage.sizes import DEFAULT_BYTES, MIB, minimum_for, plan_size
 
 
@@ -46,8 +46,8 @@ def test_impossible_ranges_name_their_field(required, limit):
 
 
 def test_each_filesystem_has_a_smallest_size():
-    assert minimum_for(Kind.IMAGE, "xfs") == 300 * MIB
-    assert minimum_for(Kind.IMAGE, "") == MIB
-    assert minimum_for(Kind.DIRECTORY, "ignored") == MIB
+    assert minimum_for(VolumeKind.IMAGE, "xfs") == 300 * MIB
+    assert minimum_for(VolumeKind.IMAGE, "") == MIB
+    assert minimum_for(VolumeKind.DIRECTORY, "ignored") == MIB
     with pytest.raises(InvalidValue, match="filesystem: 'zfs' is unknown"):
-        minimum_for(Kind.IMAGE, "zfs")
+        minimum_for(VolumeKind.IMAGE, "zfs")

@@ -9,12 +9,12 @@ from moorage.storage import (
     CreateVolume,
     InUseCopyRefused,
     InvalidValue,
-    Kind,
     NameTaken,
     NotInTrash,
     Pool,
     PoolConfig,
-    Scope,
+    PoolScope,
+    VolumeKind,
     id_from,
     is_ephemeral,
 )
@@ -132,11 +132,11 @@ def test_a_pods_volumes_are_found_and_never_mistaken(pool):
 
 
 def test_a_volume_of_another_node_is_not_copied_without_reflink(tmp_path):
-    config = PoolConfig("shared", tmp_path / "pool", scope=Scope.SHARED, overcommit=1000.0, background=False)
+    config = PoolConfig("shared", tmp_path / "pool", scope=PoolScope.SHARED, overcommit=1000.0, background=False)
     with Pool.open(config) as pool:
         pool._context.copies_by_reflink = False
         made = pool.create_volume(image("v"))
-        tree = pool.create_volume(CreateVolume("d", MIB, kind=Kind.DIRECTORY))
+        tree = pool.create_volume(CreateVolume("d", MIB, kind=VolumeKind.DIRECTORY))
         pool.register_node("n1")
         pool.attach(made.id, "n1", "SINGLE_NODE_WRITER")
         with pytest.raises(InUseCopyRefused, match="attached to n1"):

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from moorage.insight.gc import (
-    Cluster,
+from moorage.upkeep.gc.plan import (
+    DriverObjects,
+    Inventory,
     SeenAttachment,
     SeenDevice,
     SeenFile,
@@ -14,7 +15,6 @@ from moorage.insight.gc import (
     SeenPv,
     SeenTrash,
     SeenVolume,
-    World,
     plan,
 )
 
@@ -25,11 +25,11 @@ PV = SeenPv("pv-1", "u1", "pvc-1-abc", "Bound", OLD, frozenset({"n1"}))
 LOST = SeenPv("pv-2", "u2", "gone", "Released", OLD, frozenset({"n1"}))
 DEVICE = SeenDevice("/dev/loop9", "/pool", "pvc-1-abc", False, False, OLD)
 MOUNT = SeenMount("/x", "/pool", "data", OLD)
-CLUSTER = Cluster("d", True, (), frozenset(), frozenset(), (), frozenset({"n1"}), frozenset({"id1"}), frozenset())
+CLUSTER = DriverObjects("d", True, (), frozenset(), frozenset(), (), frozenset({"n1"}), frozenset({"id1"}), frozenset())
 
 
 def world(**parts):
-    return World(NOW, ("/pool",), "n1", **parts)
+    return Inventory(NOW, ("/pool",), "n1", **parts)
 
 
 def with_pv(*pvs, **more):

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from moorage.storage import CreateSnapshot, CreateVolume, Pool, PoolConfig, failpoints
-from moorage.storage.export import export_to_file, subject_of
-from moorage.storage.imports import ImportRequest, import_stream, unfinished
+from moorage.storage.transfer.export import export_to_file, subject_of
+from moorage.storage.transfer.import_ import ImportRequest, import_stream, unfinished
 
 MIB = 1 << 20
 

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from moorage.host.extents import Range
 from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig
 from moorage.storage.errors import ImageMissing, InvalidValue, StorageError
-from moorage.storage.export import export_to_file, export_to_pipe, subject_of
-from moorage.storage.imports import ImportRequest, WrongBase, discard_unfinished, import_stream, state_of, unfinished
-from moorage.storage.stream import CHUNK_BYTES, NotAStream, StreamCut, StreamDamaged, StreamReader, scan
+from moorage.storage.transfer.export import export_to_file, export_to_pipe, subject_of
+from moorage.storage.transfer.import_ import (
+    ImportRequest,
+    WrongBase,
+    discard_unfinished,
+    import_stream,
+    state_of,
+    unfinished,
+)
+from moorage.storage.transfer.stream import CHUNK_BYTES, NotAStream, StreamCut, StreamDamaged, StreamReader, scan
 
 MIB = 1 << 20
 
@@ -233,10 +240,10 @@ def test_an_import_that_is_never_finished_can_be_discarded(pools, tmp_path):
 
 
 def test_a_directory_has_no_blocks_to_compare(pools):
-    from moorage.storage import Kind
+    from moorage.storage import VolumeKind
 
     here, _ = pools
-    volume = here.create_volume(CreateVolume("d", MIB, kind=Kind.DIRECTORY))
+    volume = here.create_volume(CreateVolume("d", MIB, kind=VolumeKind.DIRECTORY))
     cut = here.create_snapshot(CreateSnapshot("s", volume.id))
     with pytest.raises(InvalidValue, match="export it whole"):
         subject_of(here, cut, cut)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from moorage.apiserver.snapshotkinds import snapshot_definitions
+from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
 
 HERE = Path(__file__).parent
 # Groups that end in k8s.io are protected: the API server wants to be told where the kind was approved.

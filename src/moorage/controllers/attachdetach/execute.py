@@ -14,20 +14,20 @@ from typing import Any, Protocol
 
 from moorage.controllers.attachdetach.names import NodeName, VolumeName, attachment_name, driver_and_handle
 from moorage.controllers.attachdetach.plan import (
-    Action,
     Attach,
+    AttachAction,
+    AttachLimits,
     AwaitUnmount,
     Detach,
     GiveUp,
     Keep,
-    Limits,
     Verify,
     Warn,
     Withdraw,
 )
 from moorage.controllers.attachdetach.populate import Views
 from moorage.controllers.attachdetach.report import Spawn, StatusApi, StatusReporter
-from moorage.controllers.attachdetach.world import Backoff, State, Volume, World
+from moorage.controllers.attachdetach.state import AttachBackoff, AttachPhase, AttachState, TrackedVolume
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound, Unavailable
 from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import ObjectReference
@@ -56,17 +56,17 @@ class Events(Protocol):
     def warning(self, about: ObjectReference, reason: str, message: str) -> None: ...
 
 
-class Executor:
+class AttachExecutor:
     """Starts actions and records their outcomes in the world."""
 
     def __init__(
         self,
-        world: World,
+        world: AttachState,
         views: Views,
         api: AttachApi,
         events: Events,
         clock: Callable[[], float],
-        limits: Limits,
+        limits: AttachLimits,
     ) -> None:
         self._world = world
         self._views = views
@@ -76,13 +76,13 @@ class Executor:
         self._limits = limits
         self.reporter = StatusReporter(world, api, clock)
 
-    def begin(self, actions: Iterable[Action], spawn: Spawn) -> None:
+    def begin(self, actions: Iterable[AttachAction], spawn: Spawn) -> None:
         """Start each action; those that need the API run on as tasks."""
         for action in actions:
             self._begin_one(action, spawn)
         self.reporter.begin(spawn)
 
-    def _begin_one(self, action: Action, spawn: Spawn) -> None:
+    def _begin_one(self, action: AttachAction, spawn: Spawn) -> None:
         world, now = self._world, self._clock()
         match action:
             case Attach(volume, node):
@@ -173,19 +173,19 @@ class Executor:
             return
         found = self._views.attachment(attachment_name(volume, node))
         match attachment.state:
-            case State.ATTACHING:
+            case AttachPhase.ATTACHING:
                 self._judge_attaching(volume, node, found)
-            case State.DETACHING:
+            case AttachPhase.DETACHING:
                 self._judge_detaching(volume, node, found)
-            case State.ATTACHED if found is not None and found.status.attached:
+            case AttachPhase.ATTACHED if found is not None and found.status.attached:
                 attachment.doubted_at = None
-            case State.ATTACHED if attachment.doubted_at is None:
+            case AttachPhase.ATTACHED if attachment.doubted_at is None:
                 # Not believed at once: an attacher that reconciles may say so for a moment.
                 attachment.doubted_at = self._clock()
                 self._world.wake_at(self._clock() + self._limits.verify_s, volume)
-            case State.UNCERTAIN | State.LEAVING if found is not None and found.status.attached:
+            case AttachPhase.UNCERTAIN | AttachPhase.LEAVING if found is not None and found.status.attached:
                 if attachment.backoff.operation == "attach":
-                    attachment.backoff = Backoff()
+                    attachment.backoff = AttachBackoff()
                 self._world.dirty.add(volume)
 
     def attachment_gone(self, volume: VolumeName, node: NodeName) -> None:
@@ -193,9 +193,11 @@ class Executor:
         attachment = self._world.attachment(volume, node)
         if attachment is None or attachment.is_executing:
             return
-        if attachment.state is State.ATTACHED:
+        if attachment.state is AttachPhase.ATTACHED:
             self.judge(volume, node)
-        elif attachment.state is not State.ATTACHING:  # one that is being attached is waited for until its time is up
+        elif (
+            attachment.state is not AttachPhase.ATTACHING
+        ):  # one that is being attached is waited for until its time is up
             self._world.detached(volume, node)
 
     def _verify(self, volume: VolumeName, node: NodeName) -> None:
@@ -246,7 +248,7 @@ class Executor:
 
     def _give_up(self, volume: VolumeName, node: NodeName) -> None:
         known = self._world.volumes[volume]
-        if known.attachments[node].state is State.ATTACHING:
+        if known.attachments[node].state is AttachPhase.ATTACHING:
             driver, handle = driver_and_handle(volume) or (known.driver, volume)
             reason = f"timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}"
             self._fail_attach(volume, node, reason)
@@ -271,7 +273,7 @@ class _StillInUse(ApiError):
     """The node's live status lists the volume as in use."""
 
 
-def _pods(volume: Volume, node: NodeName) -> list[ObjectReference]:
+def _pods(volume: TrackedVolume, node: NodeName) -> list[ObjectReference]:
     wish = volume.wanted.get(node)
     return list(wish.pods.values()) if wish is not None else []
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from moorage.controllers.attachdetach.names import NodeName, VolumeName
-from moorage.controllers.attachdetach.world import Attachment, State, Volume, World
+from moorage.controllers.attachdetach.state import AttachPhase, AttachState, TrackedVolume, VolumeOnNode
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AttachLimits:
     """How long nodes and attachments are waited for, and whether a silent node is overruled after that."""
 
     force_after_s: float = 360.0
@@ -85,12 +85,12 @@ class Warn:
     holders: tuple[NodeName, ...]
 
 
-Action = Attach | Withdraw | Detach | AwaitUnmount | Keep | GiveUp | Verify | Warn
+AttachAction = Attach | Withdraw | Detach | AwaitUnmount | Keep | GiveUp | Verify | Warn
 
 
-def plan(world: World, names: Iterable[VolumeName], limits: Limits, now: float) -> list[Action]:
+def plan(world: AttachState, names: Iterable[VolumeName], limits: AttachLimits, now: float) -> list[AttachAction]:
     """The actions that the named volumes call for, detaching before attaching."""
-    actions: list[Action] = []
+    actions: list[AttachAction] = []
     for name in sorted(names):
         volume = world.volumes.get(name)
         if volume is not None:
@@ -100,7 +100,9 @@ def plan(world: World, names: Iterable[VolumeName], limits: Limits, now: float) 
     return actions
 
 
-def _plan_present(world: World, volume: Volume, limits: Limits, now: float) -> Iterator[Action]:
+def _plan_present(
+    world: AttachState, volume: TrackedVolume, limits: AttachLimits, now: float
+) -> Iterator[AttachAction]:
     for node, attachment in volume.attachments.items():
         if attachment.is_executing:
             continue
@@ -117,8 +119,13 @@ def _plan_present(world: World, volume: Volume, limits: Limits, now: float) -> I
 
 
 def _plan_unwanted(
-    world: World, volume: Volume, node: NodeName, attachment: Attachment, limits: Limits, now: float
-) -> Iterator[Action]:
+    world: AttachState,
+    volume: TrackedVolume,
+    node: NodeName,
+    attachment: VolumeOnNode,
+    limits: AttachLimits,
+    now: float,
+) -> Iterator[AttachAction]:
     if attachment.detach_wanted_at is None:
         yield AwaitUnmount(volume.name, node)
     if attachment.backoff.holds("detach", now):
@@ -130,13 +137,13 @@ def _plan_unwanted(
     if (volume.name in known.in_use or _may_be_mounted(volume, node, attachment)) and not is_forced:
         return
     if known.exists and volume.name in known.listed:
-        if attachment.state is not State.LEAVING:
+        if attachment.state is not AttachPhase.LEAVING:
             yield Withdraw(volume.name, node)
         return
     yield Detach(volume.name, node, verify=not is_overdue and not known.is_out_of_service)
 
 
-def _may_be_mounted(volume: Volume, node: NodeName, attachment: Attachment) -> bool:
+def _may_be_mounted(volume: TrackedVolume, node: NodeName, attachment: VolumeOnNode) -> bool:
     """Whether to wait for the node's next report.
 
     What the node's status never listed cannot be mounted. Kubernetes waits all the same, and so do we, unless that
@@ -146,7 +153,7 @@ def _may_be_mounted(volume: Volume, node: NodeName, attachment: Attachment) -> b
     return attachment.assumed_in_use and (attachment.was_listed or not is_waited_for)
 
 
-def _plan_wanted(volume: Volume, detaching: list[Action], now: float) -> Iterator[Action]:
+def _plan_wanted(volume: TrackedVolume, detaching: list[AttachAction], now: float) -> Iterator[AttachAction]:
     leaving = {action.node for action in detaching if isinstance(action, Withdraw | Detach)}
     for node, wish in volume.wanted.items():
         attachment = volume.attachments.get(node)
@@ -165,11 +172,11 @@ def _plan_wanted(volume: Volume, detaching: list[Action], now: float) -> Iterato
             yield Warn(volume.name, node, holders)
 
 
-def _is_busy(attachment: Attachment) -> bool:
-    return attachment.is_pending or attachment.state is State.LEAVING
+def _is_busy(attachment: VolumeOnNode) -> bool:
+    return attachment.is_pending or attachment.state is AttachPhase.LEAVING
 
 
-def _may_attach(attachment: Attachment, now: float) -> bool:
-    if attachment.is_executing or attachment.state not in (State.UNCERTAIN, State.LEAVING):
+def _may_attach(attachment: VolumeOnNode, now: float) -> bool:
+    if attachment.is_executing or attachment.state not in (AttachPhase.UNCERTAIN, AttachPhase.LEAVING):
         return False
     return not attachment.backoff.holds("attach", now)

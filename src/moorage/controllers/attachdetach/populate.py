@@ -13,7 +13,7 @@ from typing import Protocol
 
 from moorage.controllers.attachdetach import names
 from moorage.controllers.attachdetach.names import NodeName, VolumeName
-from moorage.controllers.attachdetach.world import World
+from moorage.controllers.attachdetach.state import AttachState
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
 from moorage.kube.objects.meta import reference_to
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
@@ -44,7 +44,7 @@ class Views(Protocol):
 class Populator:
     """Turns each change that the informers report into a change of the world."""
 
-    def __init__(self, world: World, views: Views, clock: Callable[[], float], recheck_s: float) -> None:
+    def __init__(self, world: AttachState, views: Views, clock: Callable[[], float], recheck_s: float) -> None:
         self._world = world
         self._views = views
         self._clock = clock

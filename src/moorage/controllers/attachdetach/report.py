@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from moorage.controllers.attachdetach.names import NodeName
-from moorage.controllers.attachdetach.world import World
+from moorage.controllers.attachdetach.state import AttachState
 from moorage.kube.errors import ApiError
 from moorage.log import get_logger
 
@@ -28,7 +28,7 @@ class StatusApi(Protocol):
 class StatusReporter:
     """One writer for all nodes; writes for different nodes run side by side."""
 
-    def __init__(self, world: World, api: StatusApi, clock: Callable[[], float]) -> None:
+    def __init__(self, world: AttachState, api: StatusApi, clock: Callable[[], float]) -> None:
         self._world = world
         self._api = api
         self._clock = clock

@@ -9,15 +9,15 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from moorage.controllers.attachdetach.execute import Executor
+from moorage.controllers.attachdetach.execute import AttachExecutor
 from moorage.controllers.attachdetach.names import NodeName
-from moorage.controllers.attachdetach.plan import Limits, plan
+from moorage.controllers.attachdetach.plan import AttachLimits, plan
 from moorage.controllers.attachdetach.populate import Populator, claim_keys
-from moorage.controllers.attachdetach.world import World
+from moorage.controllers.attachdetach.state import AttachState
 from moorage.controllers.context import ControllerContext
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informer, Informers
 from moorage.kube.errors import NotFound
-from moorage.kube.informer import Informer, Informers
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
 from moorage.log import get_logger
@@ -35,11 +35,11 @@ async def run(context: ControllerContext) -> None:
     recorder = await context.recorders.of(COMPONENT)
     await views.wait_synced()
     options = context.options
-    limits = Limits(options.force_detach_s, options.force_detach_on_timeout, options.attach_verify_s)
-    world = World()
-    executor = Executor(world, views, api, recorder, context.clock, limits)
+    limits = AttachLimits(options.force_detach_s, options.force_detach_on_timeout, options.attach_verify_s)
+    world = AttachState()
+    executor = AttachExecutor(world, views, api, recorder, context.clock, limits)
     populator = Populator(world, views, context.clock, options.attach_verify_s)
-    controller = Controller(world, views, populator, executor, limits, context.clock)
+    controller = AttachDetachController(world, views, populator, executor, limits, context.clock)
     context.activity.register(controller)
     await controller.run()
 
@@ -136,16 +136,16 @@ class ClusterApi:
         self._views.node_informer.remember(written)
 
 
-class Controller:
+class AttachDetachController:
     """The loop: look at what changed, plan, start actions, sleep until something changes or is due."""
 
     def __init__(
         self,
-        world: World,
+        world: AttachState,
         views: InformerViews,
         populator: Populator,
-        executor: Executor,
-        limits: Limits,
+        executor: AttachExecutor,
+        limits: AttachLimits,
         clock: Callable[[], float],
     ) -> None:
         self._world = world

@@ -10,11 +10,11 @@ from typing import TypeVar
 from moorage.controllers.binder import writes
 from moorage.controllers.binder.plan import (
     AssignClass,
-    Bind,
+    BindClaim,
     ClaimAction,
     ConfirmClaim,
+    EmitEvent,
     LookAtClaim,
-    Note,
     RequestVolume,
     SetClaimPhase,
     SetVolumePhase,
@@ -25,9 +25,9 @@ from moorage.controllers.binder.plan import (
     VolumeAction,
 )
 from moorage.errors import MoorageError
-from moorage.kube.client import Client
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.events import Recorder
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim, StorageClass
 from moorage.log import get_logger
 
@@ -42,7 +42,7 @@ class NotNow(MoorageError):
     code = "FAILED_PRECONDITION"
 
 
-class Executor:
+class BinderExecutor:
     """Makes the binder's writes. Every write returns the object as it is afterwards, for the next write to build on."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Executor:
 
     async def on_claim(self, action: ClaimAction, claim: PersistentVolumeClaim) -> PersistentVolumeClaim:
         match action:
-            case Bind(volume):
+            case BindClaim(volume):
                 return await self.bind(claim, volume)
             case SetClaimPhase(phase, note):
                 written = await self._write(self._claims, claim, writes.claim_status(claim, phase, None), "status")
@@ -125,7 +125,7 @@ class Executor:
     async def keep_volume(self, volume: PersistentVolume) -> PersistentVolume:
         return await self._write(self._volumes, volume, writes.volume_upkeep(volume))
 
-    def tell(self, note: Note, subject: KubeObject) -> None:
+    def tell(self, note: EmitEvent, subject: KubeObject) -> None:
         self._recorder.event(subject, note.type, note.reason, note.message)
 
     async def _request_volume(self, claim: PersistentVolumeClaim, provisioner: str) -> PersistentVolumeClaim:
@@ -135,7 +135,7 @@ class Executor:
             " system administrator. If volume creation is delayed, please verify that the provisioner is running and"
             " correctly registered."
         )
-        self.tell(Note("claim", "Normal", "ExternalProvisioning", text), claim)
+        self.tell(EmitEvent("claim", "Normal", "ExternalProvisioning", text), claim)
         return claim
 
     async def _write(self, cache: Informer[T], obj: T, patch: writes.Patch | None, subresource: str = "") -> T:

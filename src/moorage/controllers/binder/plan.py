@@ -26,21 +26,21 @@ from moorage.controllers.vocabulary import (
 )
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
 
-Subject = Literal["claim", "volume"]
+EventSubject = Literal["claim", "volume"]
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class EmitEvent:
     """An event for the user."""
 
-    about: Subject
+    about: EventSubject
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Bind:
+class BindClaim:
     """Make the four writes that bind the claim to this volume."""
 
     volume: PersistentVolume
@@ -51,14 +51,14 @@ class SetClaimPhase:
     """Write Pending or Lost; the note is told only if the phase changes by it."""
 
     phase: str
-    note: Note | None = None
+    note: EmitEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
     """Tell the user."""
 
-    note: Note
+    note: EmitEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class TellMissing:
     """The class seems not to exist. Ask the API itself, and tell the user only if it does not know the class either."""
 
     storage_class: str
-    note: Note
+    note: EmitEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class TryLater:
 @dataclass(frozen=True, slots=True)
 class SetVolumePhase:
     phase: str
-    note: Note | None = None
+    note: EmitEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ class ConfirmClaim:
     """The claim seems to be gone. Ask the API itself before anything is taken away, and plan again."""
 
 
-ClaimAction = Bind | SetClaimPhase | Tell | TellMissing | AssignClass | RequestVolume | TryLater
+ClaimAction = BindClaim | SetClaimPhase | Tell | TellMissing | AssignClass | RequestVolume | TryLater
 VolumeAction = SetVolumePhase | Unbind | Tell | LookAtClaim | ConfirmClaim
 
 
-class Surroundings(Protocol):
+class BinderView(Protocol):
     """What a decision about a claim may ask about everything else."""
 
     def volume(self, name: str) -> PersistentVolume | None: ...
@@ -131,7 +131,7 @@ class Surroundings(Protocol):
     def unscheduled_pods(self, claim: PersistentVolumeClaim) -> Sequence[str]: ...
 
 
-def plan_claim(claim: PersistentVolumeClaim, around: Surroundings) -> list[ClaimAction]:
+def plan_claim(claim: PersistentVolumeClaim, around: BinderView) -> list[ClaimAction]:
     """What to do about a claim. Once binding was completed it is judged by other rules: it is bound, or it is lost."""
     if BIND_COMPLETED in claim.annotations:
         return _plan_bound(claim, around)
@@ -140,7 +140,7 @@ def plan_claim(claim: PersistentVolumeClaim, around: Surroundings) -> list[Claim
     return _plan_search(claim, around)
 
 
-def _plan_bound(claim: PersistentVolumeClaim, around: Surroundings) -> list[ClaimAction]:
+def _plan_bound(claim: PersistentVolumeClaim, around: BinderView) -> list[ClaimAction]:
     if not claim.spec.volume_name:
         return [_lost("ClaimLost", "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")]
     volume = around.volume(claim.spec.volume_name)
@@ -148,40 +148,40 @@ def _plan_bound(claim: PersistentVolumeClaim, around: Surroundings) -> list[Clai
         return [_lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")]
     reference = volume.spec.claim_ref
     if reference is None or reference.uid == claim.uid:
-        return [Bind(volume)]
+        return [BindClaim(volume)]
     text = "Two claims are bound to the same volume, this one is bound incorrectly"
     return [_lost("ClaimMisbound", text)]  # whose it is may be no business of this namespace
 
 
 def _lost(reason: str, message: str) -> SetClaimPhase:
-    return SetClaimPhase("Lost", Note("claim", "Warning", reason, message))
+    return SetClaimPhase("Lost", EmitEvent("claim", "Warning", reason, message))
 
 
 def _plan_named(claim: PersistentVolumeClaim, volume: PersistentVolume | None) -> list[ClaimAction]:
     if volume is None:
         return [SetClaimPhase("Pending")]
     if is_meant_for(volume, claim):
-        return [Bind(volume)]  # both sides agree: no check at all
+        return [BindClaim(volume)]  # both sides agree: no check at all
     if volume.spec.claim_ref is None:
         why_not = mismatch(volume, claim)
         if not why_not:
-            return [Bind(volume)]
+            return [BindClaim(volume)]
         text = f'Cannot bind to requested volume "{volume.name}": {why_not}'
-        return [Tell(Note("claim", "Warning", "VolumeMismatch", text)), SetClaimPhase("Pending")]
+        return [Tell(EmitEvent("claim", "Warning", "VolumeMismatch", text)), SetClaimPhase("Pending")]
     text = f'volume "{volume.name}" already bound to a different claim.'
-    taken = Tell(Note("claim", "Warning", "FailedBinding", text))
+    taken = Tell(EmitEvent("claim", "Warning", "FailedBinding", text))
     if BOUND_BY_CONTROLLER in claim.annotations:
         return [taken, TryLater(f"claim {claim.key} names volume {volume.name}, which belongs to another claim")]
     return [taken, SetClaimPhase("Pending")]
 
 
-def _plan_search(claim: PersistentVolumeClaim, around: Surroundings) -> list[ClaimAction]:
+def _plan_search(claim: PersistentVolumeClaim, around: BinderView) -> list[ClaimAction]:
     wanted = claim_class(claim)
     storage_class = around.storage_class(wanted) if wanted else None
     is_delayed = waits_for_consumer(storage_class)
     volume = around.best_volume(claim, only_reserved=is_delayed)
     if volume is not None:
-        return [Bind(volume)]
+        return [BindClaim(volume)]
     default = around.default_class() if not has_class(claim) else None
     if default is not None:
         return [AssignClass(default.name)]
@@ -190,26 +190,28 @@ def _plan_search(claim: PersistentVolumeClaim, around: Surroundings) -> list[Cla
     if wanted:
         return [_provisioning(claim, wanted, storage_class)]
     text = "no persistent volumes available for this claim and no storage class is set"
-    return [Tell(Note("claim", "Normal", "FailedBinding", text)), SetClaimPhase("Pending")]
+    return [Tell(EmitEvent("claim", "Normal", "FailedBinding", text)), SetClaimPhase("Pending")]
 
 
-def _waiting_note(pods: Sequence[str]) -> Note:
+def _waiting_note(pods: Sequence[str]) -> EmitEvent:
     if pods:
         word = "pod" if len(pods) == 1 else "pods"
-        return Note("claim", "Normal", "WaitForPodScheduled", f"waiting for {word} {','.join(pods)} to be scheduled")
+        return EmitEvent(
+            "claim", "Normal", "WaitForPodScheduled", f"waiting for {word} {','.join(pods)} to be scheduled"
+        )
     text = "waiting for first consumer to be created before binding"
-    return Note("claim", "Normal", "WaitForFirstConsumer", text)
+    return EmitEvent("claim", "Normal", "WaitForFirstConsumer", text)
 
 
 def _provisioning(claim: PersistentVolumeClaim, wanted: str, found: StorageClass | None) -> ClaimAction:
     """An external provisioner is asked; of in-tree ones only those remain that a driver has taken over."""
     if found is None:
         text = f'storageclass.storage.k8s.io "{wanted}" not found'
-        return TellMissing(wanted, Note("claim", "Warning", "ProvisioningFailed", text))
+        return TellMissing(wanted, EmitEvent("claim", "Warning", "ProvisioningFailed", text))
     provisioner = MIGRATED_PLUGINS.get(found.provisioner, found.provisioner)
     if provisioner.startswith(IN_TREE_PREFIX):
         text = f"no volume plugin matched name: {provisioner}"
-        return Tell(Note("claim", "Warning", "ProvisioningFailed", text))
+        return Tell(EmitEvent("claim", "Warning", "ProvisioningFailed", text))
     return RequestVolume(provisioner)
 
 
@@ -245,8 +247,8 @@ def _plan_unfinished(volume: PersistentVolume, claim: PersistentVolumeClaim) -> 
     to_volume = f'Cannot bind PersistentVolume to requested PersistentVolumeClaim "{claim.name}" due to {text}.'
     to_claim = f'Cannot bind PersistentVolume "{volume.name}" to requested PersistentVolumeClaim due to {text}.'
     return [
-        Tell(Note("volume", "Warning", "VolumeMismatch", to_volume)),
-        Tell(Note("claim", "Warning", "VolumeMismatch", to_claim)),
+        Tell(EmitEvent("volume", "Warning", "VolumeMismatch", to_volume)),
+        Tell(EmitEvent("claim", "Warning", "VolumeMismatch", to_claim)),
     ]
 
 
@@ -266,7 +268,7 @@ def _plan_reclaim(volume: PersistentVolume, pods: Sequence[str]) -> list[VolumeA
             return [] if is_deleted_by_others(volume) else [_failed("VolumeFailedDelete", _no_deleter(volume))]
         case "Recycle" if pods:
             text = f"Volume is used by pods: {','.join(pods)}"
-            return [Tell(Note("volume", "Normal", "VolumeFailedRecycle", text))]
+            return [Tell(EmitEvent("volume", "Normal", "VolumeFailedRecycle", text))]
         case "Recycle":
             return [_failed("VolumeFailedRecycle", "No recycler plugin found for the volume!")]
         case policy:
@@ -283,7 +285,7 @@ def is_deleted_by_others(volume: PersistentVolume) -> bool:
 
 
 def _failed(reason: str, message: str) -> SetVolumePhase:
-    return SetVolumePhase("Failed", Note("volume", "Warning", reason, message))
+    return SetVolumePhase("Failed", EmitEvent("volume", "Warning", reason, message))
 
 
 def _no_deleter(volume: PersistentVolume) -> str:

@@ -8,15 +8,15 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from moorage.controllers.binder.execute import Executor, NotNow
-from moorage.controllers.binder.plan import Bind, ClaimAction, ConfirmClaim, LookAtClaim, plan_claim, plan_volume
-from moorage.controllers.binder.world import Concerned, World
+from moorage.controllers.binder.execute import BinderExecutor, NotNow
+from moorage.controllers.binder.plan import BindClaim, ClaimAction, ConfirmClaim, LookAtClaim, plan_claim, plan_volume
+from moorage.controllers.binder.state import BinderState, Keys
 from moorage.controllers.context import ControllerContext
 from moorage.controllers.vocabulary import reference_key
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
-from moorage.kube.queue import WorkQueue
 
 COMPONENT = "persistentvolume-controller"
 
@@ -25,7 +25,12 @@ class Binder:
     """Two queues over one world. No claim and no volume is worked on twice at a time."""
 
     def __init__(
-        self, client: Client, world: World, executor: Executor, claims: WorkQueue[str], volumes: WorkQueue[str]
+        self,
+        client: Client,
+        world: BinderState,
+        executor: BinderExecutor,
+        claims: WorkQueue[str],
+        volumes: WorkQueue[str],
     ) -> None:
         self._client = client
         self._world = world
@@ -54,7 +59,7 @@ class Binder:
     @contextmanager
     def _taking(self, actions: list[ClaimAction]) -> Iterator[None]:
         """While a claim is being bound, its volume is offered to no other claim and looked at by nobody else."""
-        taken = [action.volume for action in actions if isinstance(action, Bind)]
+        taken = [action.volume for action in actions if isinstance(action, BindClaim)]
         for volume in taken:
             self._world.free.take(volume.name)
             self._in_hand.add(volume.name)
@@ -112,19 +117,19 @@ class Binder:
 async def run(context: ControllerContext) -> None:
     """Bind claims and volumes until cancelled."""
     informers, options = context.informers, context.options
-    world = World(
+    world = BinderState(
         informers.of(PersistentVolumeClaim),
         informers.of(PersistentVolume),
         informers.of(StorageClass),
         informers.of(Pod),
     )
     recorder = await context.recorders.of(COMPONENT)
-    executor = Executor(context.client, recorder, world.claims, world.volumes)
+    executor = BinderExecutor(context.client, recorder, world.claims, world.volumes)
     claims: WorkQueue[str] = WorkQueue("binder-claims", start_s=options.retry_start_s, max_s=options.retry_max_s)
     volumes: WorkQueue[str] = WorkQueue("binder-volumes", start_s=options.retry_start_s, max_s=options.retry_max_s)
     binder = Binder(context.client, world, executor, claims, volumes)
 
-    def look_at(concerned: Concerned) -> None:
+    def look_at(concerned: Keys) -> None:
         concerned = world.wants_look(concerned)
         for key in concerned.claims:
             claims.add(key)
@@ -133,20 +138,20 @@ async def run(context: ControllerContext) -> None:
 
     def on_volume(old: PersistentVolume | None, new: PersistentVolume | None) -> None:
         world.free.see(old, new)
-        look_at(world.concerned_by_volume(old, new))
+        look_at(world.keys_for_volume(old, new))
 
     def on_pod(old: Pod | None, new: Pod | None) -> None:
         pod = new or old
         if pod is not None:
-            look_at(world.concerned_by_pod(pod))
+            look_at(world.keys_for_pod(pod))
 
     context.activity.register(claims)
     context.activity.register(volumes)
     for informer in (world.claims, world.volumes, world.classes, world.pods):
         await informer.wait_synced()  # a claim that is not known yet must not look like one that is gone
     world.volumes.subscribe(on_volume)
-    world.claims.subscribe(lambda old, new: look_at(world.concerned_by_claim(old, new)))
-    world.classes.subscribe(lambda old, new: look_at(world.concerned_by_class(old, new)))
+    world.claims.subscribe(lambda old, new: look_at(world.keys_for_claim(old, new)))
+    world.classes.subscribe(lambda old, new: look_at(world.keys_for_class(old, new)))
     world.pods.subscribe(on_pod)
     context.activity.on_resync(lambda: look_at(world.unsettled()))
     async with asyncio.TaskGroup() as tasks:
@@ -155,7 +160,7 @@ async def run(context: ControllerContext) -> None:
         tasks.create_task(_resync_forever(look_at, world, options.binder_resync_s), name="binder-resync")
 
 
-async def _resync_forever(look_at: Callable[[Concerned], None], world: World, period_s: float) -> None:
+async def _resync_forever(look_at: Callable[[Keys], None], world: BinderState, period_s: float) -> None:
     while True:
         await asyncio.sleep(period_s)
         look_at(world.unsettled())

@@ -23,11 +23,11 @@ from moorage.controllers.garbage.plan import (
     OwnerState,
     plan_node,
 )
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informers
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import ApiError, Conflict, NotFound
-from moorage.kube.informer import Informers
 from moorage.kube.objects.meta import KubeObject, OwnerReference, Resource, as_document
-from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 
 log = get_logger(__name__)

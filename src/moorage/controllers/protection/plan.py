@@ -36,17 +36,17 @@ class SetUnused:
     is_unused: bool
 
 
-Action = AddGuard | RemoveGuard | AskForPods | SetUnused
+ProtectionAction = AddGuard | RemoveGuard | AskForPods | SetUnused
 
 
-def plan_claim(claim: PersistentVolumeClaim, pods: Iterable[Pod], *, is_confirmed: bool) -> list[Action]:
+def plan_claim(claim: PersistentVolumeClaim, pods: Iterable[Pod], *, is_confirmed: bool) -> list[ProtectionAction]:
     """What to do about a claim, given the pods that may use it; `is_confirmed` says they were listed just now."""
     pods = list(pods)
     if claim.is_deleting:
         if CLAIM_PROTECTION not in claim.finalizers or any(holds(pod, claim) for pod in pods):
             return []
         return [RemoveGuard()] if is_confirmed else [AskForPods()]
-    actions: list[Action] = []
+    actions: list[ProtectionAction] = []
     if claim.status.phase == "Bound":  # before that the binder is at work on the status
         is_unused = not any(refers_to(pod, claim) and not pod.is_terminated for pod in pods)
         if unused_condition(claim) != is_unused:
@@ -56,7 +56,7 @@ def plan_claim(claim: PersistentVolumeClaim, pods: Iterable[Pod], *, is_confirme
     return actions
 
 
-def plan_guard(obj: KubeObject, finalizer: str, *, is_used: bool) -> list[Action]:
+def plan_guard(obj: KubeObject, finalizer: str, *, is_used: bool) -> list[ProtectionAction]:
     """What to do about a volume or an attributes class."""
     if obj.is_deleting:
         return [RemoveGuard()] if finalizer in obj.finalizers and not is_used else []

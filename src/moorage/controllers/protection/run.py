@@ -12,9 +12,9 @@ from typing import TypeVar
 from moorage.controllers.context import ControllerContext
 from moorage.controllers.protection.plan import (
     UNUSED,
-    Action,
     AddGuard,
     AskForPods,
+    ProtectionAction,
     RemoveGuard,
     SetUnused,
     attributes_classes_of,
@@ -28,9 +28,10 @@ from moorage.controllers.vocabulary import (
     VOLUME_PROTECTION,
     claims_of,
 )
-from moorage.kube.client import Client, PatchType
+from moorage.kube.api.client import Client, PatchType
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import NotFound
-from moorage.kube.informer import Informer
 from moorage.kube.objects import (
     KubeObject,
     PersistentVolume,
@@ -39,7 +40,6 @@ from moorage.kube.objects import (
     VolumeAttributesClass,
 )
 from moorage.kube.objects.meta import timestamp_text
-from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -57,7 +57,7 @@ async def run(context: ControllerContext) -> None:
         tasks.create_task(_run_classes(context), name="protection-classes")
 
 
-class Claims:
+class ClaimProtection:
     """Claims one by one; those about to be let go namespace by namespace, so that many cost one list of pods."""
 
     def __init__(
@@ -121,7 +121,7 @@ async def _run_claims(context: ControllerContext) -> None:
     claims, pods = context.informers.of(PersistentVolumeClaim), context.informers.of(Pod)
     pods.index(PODS_BY_CLAIM, claims_of)
     queue, namespaces = _queue(context, "protection-claims"), _queue(context, "protection-namespaces")
-    work = Claims(context.client, claims, pods, namespaces)
+    work = ClaimProtection(context.client, claims, pods, namespaces)
 
     def on_claim(_: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         if new is not None and plan_claim(new, pods.at(PODS_BY_CLAIM, new.key), is_confirmed=False):
@@ -200,7 +200,7 @@ async def _run_guard(
     await queue.run(sync, context.options.workers)
 
 
-async def _execute(client: Client, cache: Informer[T], obj: T, finalizer: str, action: Action) -> T:
+async def _execute(client: Client, cache: Informer[T], obj: T, finalizer: str, action: ProtectionAction) -> T:
     """One write, valid only for the version that was judged."""
     kind, how, subresource = type(obj), PatchType.MERGE, ""
     match action:

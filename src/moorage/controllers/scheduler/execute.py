@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement
+from moorage.controllers.scheduler.state import SchedulerState, Views
 from moorage.controllers.scheduler.volumes import reaches
-from moorage.controllers.scheduler.world import Views, World
 from moorage.controllers.vocabulary import (
     BIND_COMPLETED,
     BOUND_BY_CONTROLLER,
@@ -26,9 +26,9 @@ from moorage.controllers.vocabulary import (
     requested_bytes,
 )
 from moorage.errors import MoorageError
-from moorage.kube.client import Client, PatchType
+from moorage.kube.api.client import Client, PatchType
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import Conflict, NotFound
-from moorage.kube.events import Recorder
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import timestamp_text
 from moorage.log import get_logger
@@ -64,12 +64,12 @@ class Reservation:
     is_written: bool = False
 
 
-class Executor:
+class SchedulerExecutor:
     """Holds the reservations, and moves each on when asked."""
 
     def __init__(
         self,
-        world: World,
+        world: SchedulerState,
         views: Remembers,
         client: Client,
         recorder: Recorder,

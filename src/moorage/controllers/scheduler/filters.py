@@ -9,7 +9,7 @@ Each reason is worded as Kubernetes words it, because people search for these se
 
 from decimal import Decimal
 
-from moorage.controllers.scheduler.world import NodeUse, allocatable, ports_of
+from moorage.controllers.scheduler.state import NodeUse, allocatable, ports_of
 from moorage.kube.objects.core import Node, Pod, Taint, Toleration
 from moorage.kube.requests import Amounts
 from moorage.kube.selectors import BadSelector, node_matches, term_matches

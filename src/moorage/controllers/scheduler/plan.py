@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moorage.controllers.scheduler import filters, volumes
+from moorage.controllers.scheduler.state import NodeUse, SchedulerState, Views
 from moorage.controllers.scheduler.volumes import Fit
-from moorage.controllers.scheduler.world import NodeUse, Views, World
 from moorage.kube.objects.core import Node, Pod
 from moorage.kube.requests import Amounts, requests_of
 
@@ -36,7 +36,7 @@ class Nowhere:
     detail: str
 
 
-def plan(pod: Pod, views: Views, world: World, rejected: Mapping[str, int]) -> Placement | Nowhere:
+def plan(pod: Pod, views: Views, world: SchedulerState, rejected: Mapping[str, int]) -> Placement | Nowhere:
     """The best node for a pod; nodes that a provisioner turned down before come last."""
     nodes = list(views.nodes())
     if not nodes:

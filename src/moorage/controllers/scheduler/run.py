@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from moorage.controllers.context import ControllerContext
-from moorage.controllers.scheduler.execute import Executor
+from moorage.controllers.scheduler.execute import SchedulerExecutor
 from moorage.controllers.scheduler.plan import Nowhere, plan
-from moorage.controllers.scheduler.world import World
+from moorage.controllers.scheduler.state import SchedulerState
 from moorage.controllers.vocabulary import PODS_BY_CLAIM, claim_class, claims_of, reference_key, volume_class
-from moorage.kube.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
-from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -30,8 +30,8 @@ async def run(context: ControllerContext) -> None:
     views = InformerViews(context.informers)
     recorder = await context.recorders.of(context.options.scheduler_name)
     await views.wait_synced()
-    world = World()
-    executor = Executor(world, views, context.client, recorder, context.clock, context.options.bind_timeout_s)
+    world = SchedulerState()
+    executor = SchedulerExecutor(world, views, context.client, recorder, context.clock, context.options.bind_timeout_s)
     scheduler = Scheduler(world, views, executor, context.options.scheduler_name)
     context.activity.register(scheduler.queue)
     context.activity.on_resync(scheduler.wake_all)
@@ -125,7 +125,7 @@ def _offered_to(volume: PersistentVolume) -> list[str]:
 class Scheduler:
     """Looks at one pod at a time; `look_at` decides without awaiting, so no two decisions mix."""
 
-    def __init__(self, world: World, views: InformerViews, executor: Executor, name: str) -> None:
+    def __init__(self, world: SchedulerState, views: InformerViews, executor: SchedulerExecutor, name: str) -> None:
         self._world = world
         self._views = views
         self._executor = executor

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from moorage.controllers.binder.matching import selects, shelf_of_claim, shelf_of_volume
-from moorage.controllers.scheduler.world import Views, World
+from moorage.controllers.scheduler.state import SchedulerState, Views
 from moorage.controllers.vocabulary import (
     BIND_COMPLETED,
     MIGRATED_PLUGINS,
@@ -47,7 +47,7 @@ _ZONES = {  # what a volume's label may be called on a node that lacks it
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class PodClaims:
     """A pod's claims by what they need; `problem` says why no node can help."""
 
     bound: tuple[PersistentVolumeClaim, ...] = ()
@@ -75,7 +75,7 @@ class _Search:
     provision: list[tuple[PersistentVolumeClaim, StorageClass]] = field(default_factory=list)
 
 
-def sort_claims(pod: Pod, views: Views) -> Claims:
+def sort_claims(pod: Pod, views: Views) -> PodClaims:
     """Split a pod's claims into bound ones and those that wait for a node; say what stands in the way of any node."""
     bound, delayed, exclusive = {}, {}, []
     unbound = False
@@ -89,7 +89,7 @@ def sort_claims(pod: Pod, views: Views) -> Claims:
         claim = views.claim(f"{pod.namespace}/{name}")
         problem = _problem_of(pod, claim, name, is_made)
         if claim is None or problem:
-            return Claims(problem=problem)
+            return PodClaims(problem=problem)
         if "ReadWriteOncePod" in claim.spec.access_modes:
             exclusive.append(claim.key)
         if claim.spec.volume_name:
@@ -100,10 +100,10 @@ def sort_claims(pod: Pod, views: Views) -> Claims:
         else:
             unbound = True
     if unbound:
-        return Claims(problem="pod has unbound immediate PersistentVolumeClaims")
+        return PodClaims(problem="pod has unbound immediate PersistentVolumeClaims")
     by_size = sorted(delayed.values(), key=lambda claim: (requested_bytes(claim), claim.name))
     offers = {claim.key: _offers(claim, views) for claim in by_size}
-    return Claims(tuple(bound.values()), tuple(by_size), tuple(exclusive), offers)
+    return PodClaims(tuple(bound.values()), tuple(by_size), tuple(exclusive), offers)
 
 
 def _problem_of(pod: Pod, claim: PersistentVolumeClaim | None, name: str, is_made: bool) -> str:
@@ -121,7 +121,7 @@ def _problem_of(pod: Pod, claim: PersistentVolumeClaim | None, name: str, is_mad
     return ""
 
 
-def fit(pod: Pod, claims: Claims, node: Node, views: Views, world: World) -> Fit:
+def fit(pod: Pod, claims: PodClaims, node: Node, views: Views, world: SchedulerState) -> Fit:
     """Whether the pod's claims can be had on a node, and how."""
     if any(world.claim_users.get(key, set()) - {pod.uid} for key in claims.exclusive):
         return Fit((IN_USE,))
@@ -171,7 +171,7 @@ def _is_in_zone(volume: PersistentVolume, node: Node) -> bool:
     return True
 
 
-def _find(claims: Claims, node: Node, views: Views, world: World, search: _Search) -> list[str]:
+def _find(claims: PodClaims, node: Node, views: Views, world: SchedulerState, search: _Search) -> list[str]:
     """Find a free volume for each claim that waits for a node, or see whether its class can provision there."""
     taken: set[str] = set()
     for claim in claims.delayed:
@@ -190,7 +190,7 @@ def _find(claims: Claims, node: Node, views: Views, world: World, search: _Searc
     return []
 
 
-def _promised_node(claim: PersistentVolumeClaim, world: World) -> str | None:
+def _promised_node(claim: PersistentVolumeClaim, world: SchedulerState) -> str | None:
     """The node that another pod's placement is about to select for the claim."""
     promise = world.promised_bytes.get(claim.uid)
     return promise[1] if promise is not None else None
@@ -219,7 +219,7 @@ def _offers(claim: PersistentVolumeClaim, views: Views) -> tuple[PersistentVolum
 
 
 def _free_volume(
-    claim: PersistentVolumeClaim, offers: Iterable[PersistentVolume], node: Node, world: World, taken: set[str]
+    claim: PersistentVolumeClaim, offers: Iterable[PersistentVolume], node: Node, world: SchedulerState, taken: set[str]
 ) -> PersistentVolume | None:
     """The first offer that reaches the node and is not promised to another claim; a claim has one promise."""
     has_promise = claim.uid in world.promised_volumes.values()
@@ -246,7 +246,7 @@ def _is_allowed(found: StorageClass, node: Node) -> bool:
 
 
 def _capacity(
-    provision: Iterable[tuple[PersistentVolumeClaim, StorageClass]], node: Node, views: Views, world: World
+    provision: Iterable[tuple[PersistentVolumeClaim, StorageClass]], node: Node, views: Views, world: SchedulerState
 ) -> tuple[float, str]:
     """Whether the storage that drivers report holds all these claims together; the tightest free share after that."""
     share = 1.0
@@ -293,7 +293,7 @@ def _covers(capacity: CSIStorageCapacity, node: Node) -> bool:
         return False
 
 
-def _limit_reached(claims: Claims, node: Node, views: Views, world: World) -> str:
+def _limit_reached(claims: PodClaims, node: Node, views: Views, world: SchedulerState) -> str:
     """Whether the pod's volumes would be more than the node's drivers can attach."""
     wanted = _handles([*claims.bound, *claims.delayed], views)
     if not wanted:
@@ -316,7 +316,7 @@ def _limit_reached(claims: Claims, node: Node, views: Views, world: World) -> st
     return ""
 
 
-def _attached(driver: str, node: Node, views: Views, world: World) -> set[str]:
+def _attached(driver: str, node: Node, views: Views, world: SchedulerState) -> set[str]:
     """The handles of a driver's volumes that pods use on a node, or that are attached there."""
     use = world.uses.get(node.name)
     placed = [claim for claim in map(views.claim, use.claims if use is not None else ()) if claim is not None]

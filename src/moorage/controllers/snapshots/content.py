@@ -6,14 +6,14 @@ Start reading at: `Contents.sync`.
 """
 
 from moorage.controllers.snapshots import names
-from moorage.controllers.snapshots.store import Store
+from moorage.controllers.snapshots.store import SnapshotStore
 from moorage.kube.objects.snapshots import VolumeGroupSnapshotContent, VolumeSnapshotContent
 
 
 class Contents:
     """Keeps contents protected."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SnapshotStore) -> None:
         self._store = store
 
     async def sync(self, key: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from moorage.controllers.snapshots import names, sources
 from moorage.controllers.snapshots.members import Members
 from moorage.controllers.snapshots.status import group_status, is_group_bound, is_group_ready
-from moorage.controllers.snapshots.store import Fault, Store
+from moorage.controllers.snapshots.store import SnapshotProblem, SnapshotStore
 from moorage.kube.errors import AlreadyExists
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.snapshots import (
@@ -27,7 +27,7 @@ _FAILED = "CreateGroupSnapshotContentFailed"
 class Groups:
     """Brings group snapshots to where they should be."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SnapshotStore) -> None:
         self._store = store
         self._members = Members(store)
 
@@ -38,7 +38,7 @@ class Groups:
             return
         try:
             await self._sync(group)
-        except Fault as fault:
+        except SnapshotProblem as fault:
             latest = self._store.groups.get(key)
             if latest is not None and latest.uid == group.uid:
                 await self._store.report(latest, fault)
@@ -50,7 +50,7 @@ class Groups:
             return
         source = group.spec.source
         if (source.selector is not None) == bool(source.volume_group_snapshot_content_name):
-            raise Fault(
+            raise SnapshotProblem(
                 "GroupSnapshotValidationError",
                 "a group snapshot needs exactly one of selector and volumeGroupSnapshotContentName",
             )
@@ -71,7 +71,7 @@ class Groups:
         if name:
             found = self._store.group_classes.get(name)
             if found is None and not is_group_bound(group):
-                raise Fault("GetGroupSnapshotClassFailed", f"group snapshot class {name} does not exist")
+                raise SnapshotProblem("GetGroupSnapshotClassFailed", f"group snapshot class {name} does not exist")
             return group, found
         reason = "SetDefaultGroupSnapshotClassFailed"
         claims = await self._claims(group, reason)
@@ -83,10 +83,10 @@ class Groups:
         selector = group.spec.source.selector
         labels = LabelMatch.of(None if selector is None else type(selector)(match_labels=selector.match_labels))
         if not labels.requirements:
-            raise Fault(reason, "the selector of the group snapshot has no matchLabels")
+            raise SnapshotProblem(reason, "the selector of the group snapshot has no matchLabels")
         found = await self._store.client.list(PersistentVolumeClaim, group.namespace, labels=labels.text())
         if not found.items:
-            raise Fault(reason, f"no claim in namespace {group.namespace} has the labels {labels.text()}")
+            raise SnapshotProblem(reason, f"no claim in namespace {group.namespace} has the labels {labels.text()}")
         return sorted(found.items, key=lambda claim: claim.name)
 
     async def _made_content(
@@ -98,18 +98,20 @@ class Groups:
             content = await self._store.live(VolumeGroupSnapshotContent, name)
             if content is None:
                 reason = "GroupSnapshotContentMissing"
-                raise Fault(reason, f"the content {name} of the group snapshot is missing", unready=True)
+                raise SnapshotProblem(reason, f"the content {name} of the group snapshot is missing", unready=True)
         if content is None:
             content = await self._create_content(group, name, found)
         if not _points_at(content, group, exactly=True):
-            raise Fault("GroupSnapshotMisbound", f"the content {name} belongs to another group snapshot", unready=True)
+            raise SnapshotProblem(
+                "GroupSnapshotMisbound", f"the content {name} belongs to another group snapshot", unready=True
+            )
         return content
 
     async def _create_content(
         self, group: VolumeGroupSnapshot, name: str, found: VolumeGroupSnapshotClass | None
     ) -> VolumeGroupSnapshotContent:
         if found is None:
-            raise Fault(_FAILED, "the group snapshot has no class")
+            raise SnapshotProblem(_FAILED, "the group snapshot has no class")
         volumes = [await self._volume(claim, found) for claim in await self._claims(group, _FAILED)]
         handles = [volume.spec.csi.volume_handle for volume in volumes if volume.spec.csi is not None]
         meta: dict[str, Any] = {"name": name}
@@ -146,7 +148,7 @@ class Groups:
         live = await self._store.live(PersistentVolume, claim.spec.volume_name) if claim.spec.volume_name else None
         volume = sources.volume_of(claim, live, _FAILED)
         if volume.spec.csi is None or volume.spec.csi.driver != found.driver:
-            raise Fault(_FAILED, f"volume {volume.name} of claim {claim.key} is not of driver {found.driver}")
+            raise SnapshotProblem(_FAILED, f"volume {volume.name} of claim {claim.key} is not of driver {found.driver}")
         return volume
 
     async def _bind_existing(self, group: VolumeGroupSnapshot) -> VolumeGroupSnapshotContent:
@@ -154,11 +156,17 @@ class Groups:
         content = self._store.group_contents.get(name)
         if content is None:
             reason = "GroupSnapshotContentMissing"
-            raise Fault(reason, f"the content {name} that the group snapshot names does not exist", unready=True)
+            raise SnapshotProblem(
+                reason, f"the content {name} that the group snapshot names does not exist", unready=True
+            )
         if content.spec.source.group_snapshot_handles is None:
-            raise Fault("GroupSnapshotContentMismatch", f"the content {name} is of a group that is still to be taken")
+            raise SnapshotProblem(
+                "GroupSnapshotContentMismatch", f"the content {name} is of a group that is still to be taken"
+            )
         if not _points_at(content, group, exactly=False):
-            raise Fault("GroupSnapshotContentMisbound", f"the content {name} belongs to another group snapshot")
+            raise SnapshotProblem(
+                "GroupSnapshotContentMisbound", f"the content {name} belongs to another group snapshot"
+            )
         if content.spec.volume_group_snapshot_ref.uid != group.uid:
             spec: dict[str, Any] = {"volumeGroupSnapshotRef": {"uid": group.uid}}
             if group.spec.volume_group_snapshot_class_name:
@@ -217,7 +225,9 @@ class Groups:
             if claim.namespace != group.namespace or claim.status.phase != "Pending" or source is None:
                 continue
             if source.kind == "VolumeSnapshot" and source.name in mine:
-                raise Fault("SnapshotDeletePending", f"claim {claim.key} is being restored from it", in_status=False)
+                raise SnapshotProblem(
+                    "SnapshotDeletePending", f"claim {claim.key} is being restored from it", in_status=False
+                )
 
 
 def _points_at(content: VolumeGroupSnapshotContent, group: VolumeGroupSnapshot, *, exactly: bool) -> bool:

@@ -8,7 +8,7 @@ Start reading at: `Members.ensure`.
 from typing import Any, TypeVar
 
 from moorage.controllers.snapshots import names
-from moorage.controllers.snapshots.store import Fault, Store
+from moorage.controllers.snapshots.store import SnapshotProblem, SnapshotStore
 from moorage.kube.errors import AlreadyExists
 from moorage.kube.objects.core import PersistentVolume
 from moorage.kube.objects.meta import KubeObject
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=KubeObject)
 class Members:
     """Makes what a group snapshot consists of."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SnapshotStore) -> None:
         self._store = store
 
     async def ensure(self, group: VolumeGroupSnapshot, content: VolumeGroupSnapshotContent) -> None:
@@ -61,7 +61,9 @@ class Members:
         except AlreadyExists:
             found = await self._store.live(kind, body["metadata"]["name"], namespace)
             if found is None:
-                raise Fault("CreateGroupSnapshotContentFailed", f"{body['metadata']['name']} came and went") from None
+                raise SnapshotProblem(
+                    "CreateGroupSnapshotContentFailed", f"{body['metadata']['name']} came and went"
+                ) from None
             return found
 
 

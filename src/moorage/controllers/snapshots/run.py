@@ -12,9 +12,10 @@ from typing import TypeVar
 from moorage.controllers.context import ControllerContext
 from moorage.controllers.snapshots.content import Contents
 from moorage.controllers.snapshots.group import Groups
-from moorage.controllers.snapshots.snapshot import Snapshots
-from moorage.controllers.snapshots.store import Store
-from moorage.kube.client import Client
+from moorage.controllers.snapshots.snapshot import SnapshotReconciler
+from moorage.controllers.snapshots.store import SnapshotStore
+from moorage.kube.api.client import Client
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import ApiError, Conflict, NotFound
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import KubeObject, Resource
@@ -24,7 +25,6 @@ from moorage.kube.objects.snapshots import (
     VolumeSnapshot,
     VolumeSnapshotContent,
 )
-from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -43,9 +43,9 @@ async def run(context: ControllerContext) -> None:
     groups = context.options.group_snapshots and await _is_served(context.client, VolumeGroupSnapshot.resource)
     distributed = context.options.distributed_snapshotting
     recorder = await context.recorders.of(COMPONENT)
-    store = Store(context.client, context.informers, recorder, groups=groups, nodes=distributed)
+    store = SnapshotStore(context.client, context.informers, recorder, groups=groups, nodes=distributed)
     await store.wait_synced()
-    controller = Controller(store, distributed=distributed)
+    controller = SnapshotController(store, distributed=distributed)
     for queue in controller.queues:
         context.activity.register(queue)
     controller.subscribe()
@@ -91,12 +91,12 @@ async def _wait_served(client: Client, resource: Resource) -> None:
         wait_s = min(wait_s * 1.5, _CRD_WAIT_MAX_S)
 
 
-class Controller:
+class SnapshotController:
     """One queue for each kind, and what fills them."""
 
-    def __init__(self, store: Store, *, distributed: bool) -> None:
+    def __init__(self, store: SnapshotStore, *, distributed: bool) -> None:
         self._store = store
-        self._snapshots = Snapshots(store, distributed=distributed)
+        self._snapshots = SnapshotReconciler(store, distributed=distributed)
         self._contents = Contents(store)
         self._groups = Groups(store)
         self._snapshot_queue = self._queue("snapshots")

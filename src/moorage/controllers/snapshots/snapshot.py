@@ -12,7 +12,7 @@ from typing import Any
 from moorage.controllers.snapshots import names, sources
 from moorage.controllers.snapshots.sources import is_member, is_preprovisioned
 from moorage.controllers.snapshots.status import is_bound, is_ready, snapshot_status
-from moorage.controllers.snapshots.store import Fault, Store
+from moorage.controllers.snapshots.store import SnapshotProblem, SnapshotStore
 from moorage.kube.errors import AlreadyExists
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.snapshots import VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent
@@ -21,10 +21,10 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 
-class Snapshots:
+class SnapshotReconciler:
     """Brings snapshots to where they should be."""
 
-    def __init__(self, store: Store, *, distributed: bool = False) -> None:
+    def __init__(self, store: SnapshotStore, *, distributed: bool = False) -> None:
         self._store = store
         self._distributed = distributed
 
@@ -35,7 +35,7 @@ class Snapshots:
             return
         try:
             await self._sync(snapshot)
-        except Fault as fault:
+        except SnapshotProblem as fault:
             latest = self._store.snapshots.get(key)
             if latest is not None and latest.uid == snapshot.uid:
                 await self._store.report(latest, fault)
@@ -57,7 +57,7 @@ class Snapshots:
         source = snapshot.spec.source
         is_odd = bool(source.persistent_volume_claim_name) == bool(source.volume_snapshot_content_name)
         if is_odd and not is_member(snapshot):  # a member's volume may belong to no claim
-            raise Fault(
+            raise SnapshotProblem(
                 "SnapshotValidationError",
                 "a snapshot needs exactly one of persistentVolumeClaimName and volumeSnapshotContentName",
             )
@@ -77,7 +77,7 @@ class Snapshots:
         if name:
             found = self._store.classes.get(name)
             if found is None:
-                raise Fault("GetSnapshotClassFailed", f"snapshot class {name} does not exist")
+                raise SnapshotProblem("GetSnapshotClassFailed", f"snapshot class {name} does not exist")
             return snapshot, found
         if is_preprovisioned(snapshot) or is_member(snapshot) or is_bound(snapshot):
             return snapshot, None
@@ -104,20 +104,26 @@ class Snapshots:
         name = (snapshot.status.bound_volume_snapshot_content_name if snapshot.status else None) or ""
         content = self._store.contents.get(name) or await self._store.live(VolumeSnapshotContent, name)
         if content is None:
-            raise Fault("SnapshotContentMissing", f"the content {name} of the snapshot is missing", unready=True)
+            raise SnapshotProblem(
+                "SnapshotContentMissing", f"the content {name} of the snapshot is missing", unready=True
+            )
         if not _points_at(content, snapshot, exactly=True):
-            raise Fault("SnapshotMisbound", f"the content {name} belongs to another snapshot", unready=True)
+            raise SnapshotProblem("SnapshotMisbound", f"the content {name} belongs to another snapshot", unready=True)
         await self._copy_status(snapshot, content)
 
     async def _bind_existing(self, snapshot: VolumeSnapshot) -> None:
         name = snapshot.spec.source.volume_snapshot_content_name or ""
         content = self._store.contents.get(name)
         if content is None:
-            raise Fault("SnapshotContentMissing", f"the content {name} that the snapshot names does not exist")
+            raise SnapshotProblem(
+                "SnapshotContentMissing", f"the content {name} that the snapshot names does not exist"
+            )
         if not content.spec.source.snapshot_handle:
-            raise Fault("SnapshotContentMismatch", f"the content {name} is of a snapshot that is still to be taken")
+            raise SnapshotProblem(
+                "SnapshotContentMismatch", f"the content {name} is of a snapshot that is still to be taken"
+            )
         if not _points_at(content, snapshot, exactly=False):
-            raise Fault("SnapshotContentMisbound", f"the content {name} belongs to another snapshot")
+            raise SnapshotProblem("SnapshotContentMisbound", f"the content {name} belongs to another snapshot")
         if content.spec.volume_snapshot_ref.uid != snapshot.uid:
             spec: dict[str, Any] = {"volumeSnapshotRef": {"uid": snapshot.uid}}
             if snapshot.spec.volume_snapshot_class_name:
@@ -136,9 +142,9 @@ class Snapshots:
         if content is None:
             content = await self._create_content(snapshot, name, found)
         if not _points_at(content, snapshot, exactly=True):
-            raise Fault("SnapshotContentMisbound", f"the content {name} belongs to another snapshot")
+            raise SnapshotProblem("SnapshotContentMisbound", f"the content {name} belongs to another snapshot")
         if content.spec.source.snapshot_handle:
-            raise Fault("SnapshotHandleSet", f"the content {name} is of a snapshot that exists already")
+            raise SnapshotProblem("SnapshotHandleSet", f"the content {name} is of a snapshot that exists already")
         await self._copy_status(snapshot, content)
 
     async def _create_content(
@@ -146,7 +152,7 @@ class Snapshots:
     ) -> VolumeSnapshotContent:
         reason = "SnapshotContentCreationFailed"
         if found is None:
-            raise Fault(reason, "the snapshot has no class")
+            raise SnapshotProblem(reason, "the snapshot has no class")
         claim = sources.claim_of(self._store, snapshot, "SnapshotPVCSourceMissing")
         live = await self._store.live(PersistentVolume, claim.spec.volume_name) if claim.spec.volume_name else None
         volume = sources.volume_of(claim, live, reason)
@@ -166,7 +172,7 @@ class Snapshots:
 
     async def _protect_claim(self, claim: PersistentVolumeClaim) -> None:
         if claim.is_deleting:
-            raise Fault("ErrorPVCFinalizer", f"the source claim {claim.key} is being deleted")
+            raise SnapshotProblem("ErrorPVCFinalizer", f"the source claim {claim.key} is being deleted")
         await self._store.protect(claim, names.CLAIM_AS_SOURCE)
 
     def _content_body(
@@ -216,7 +222,7 @@ class Snapshots:
             return ""
         found = self._store.group_contents.at("handle", handle)
         if not found:
-            raise Fault("SnapshotStatusUpdateFailed", f"no group content has the group handle {handle}")
+            raise SnapshotProblem("SnapshotStatusUpdateFailed", f"no group content has the group handle {handle}")
         return found[0].spec.volume_group_snapshot_ref.name
 
     async def _end(self, snapshot: VolumeSnapshot) -> None:
@@ -250,10 +256,12 @@ class Snapshots:
             if claim.namespace != snapshot.namespace or claim.status.phase != "Pending" or source is None:
                 continue
             if (source.kind, source.api_group, source.name) == ("VolumeSnapshot", names.SNAPSHOT_GROUP, snapshot.name):
-                raise Fault("SnapshotDeletePending", f"claim {claim.key} is being restored from it", in_status=False)
+                raise SnapshotProblem(
+                    "SnapshotDeletePending", f"claim {claim.key} is being restored from it", in_status=False
+                )
         group = snapshot.status.volume_group_snapshot_name if snapshot.status is not None else None
         if group and self._store.has_groups and self._store.groups.get(f"{snapshot.namespace}/{group}") is not None:
-            raise Fault("SnapshotDeletePending", f"it belongs to group snapshot {group}", in_status=False)
+            raise SnapshotProblem("SnapshotDeletePending", f"it belongs to group snapshot {group}", in_status=False)
 
     async def _content_for_deletion(self, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
         """The content, asked for live when it is not known: a content must not be left behind."""

@@ -6,7 +6,7 @@ Start reading at: `volume_of`, `class_of`.
 """
 
 from moorage.controllers.snapshots import names
-from moorage.controllers.snapshots.store import Fault, Store
+from moorage.controllers.snapshots.store import SnapshotProblem, SnapshotStore
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.snapshots import (
     VolumeGroupSnapshot,
@@ -26,51 +26,51 @@ def is_preprovisioned(snapshot: VolumeSnapshot) -> bool:
     return bool(snapshot.spec.source.volume_snapshot_content_name)
 
 
-def claim_of(store: Store, snapshot: VolumeSnapshot, reason: str) -> PersistentVolumeClaim:
+def claim_of(store: SnapshotStore, snapshot: VolumeSnapshot, reason: str) -> PersistentVolumeClaim:
     name = snapshot.spec.source.persistent_volume_claim_name
     claim = store.claims.get(f"{snapshot.namespace}/{name}")
     if claim is None:
-        raise Fault(reason, f"the source claim {snapshot.namespace}/{name} does not exist")
+        raise SnapshotProblem(reason, f"the source claim {snapshot.namespace}/{name} does not exist")
     return claim
 
 
 def volume_of(claim: PersistentVolumeClaim, volume: PersistentVolume | None, reason: str) -> PersistentVolume:
     """The CSI volume that a claim is bound to, checked from both sides."""
     if claim.status.phase != "Bound" or not claim.spec.volume_name:
-        raise Fault(reason, f"the source claim {claim.key} is not bound yet")
+        raise SnapshotProblem(reason, f"the source claim {claim.key} is not bound yet")
     if volume is None:
-        raise Fault(reason, f"volume {claim.spec.volume_name} of claim {claim.key} does not exist")
+        raise SnapshotProblem(reason, f"volume {claim.spec.volume_name} of claim {claim.key} does not exist")
     ref = volume.spec.claim_ref
     if ref is None or (ref.namespace, ref.name) != (claim.namespace, claim.name) or ref.uid not in ("", claim.uid):
-        raise Fault(reason, f"volume {volume.name} is not bound to claim {claim.key}")
+        raise SnapshotProblem(reason, f"volume {volume.name} is not bound to claim {claim.key}")
     if volume.spec.csi is None:
-        raise Fault(reason, f"volume {volume.name} of claim {claim.key} is no CSI volume")
+        raise SnapshotProblem(reason, f"volume {volume.name} of claim {claim.key} is no CSI volume")
     return volume
 
 
-def driver_of(store: Store, claim: PersistentVolumeClaim, reason: str) -> str:
+def driver_of(store: SnapshotStore, claim: PersistentVolumeClaim, reason: str) -> str:
     volume = volume_of(claim, store.volumes.get(claim.spec.volume_name), reason)
     return volume.spec.csi.driver if volume.spec.csi is not None else ""
 
 
-def default_class(store: Store, driver: str) -> VolumeSnapshotClass:
+def default_class(store: SnapshotStore, driver: str) -> VolumeSnapshotClass:
     """The one default class of a driver."""
     marked = [c for c in store.classes if c.driver == driver and c.annotations.get(names.IS_DEFAULT) == "true"]
     if len(marked) != 1:
         found = ", ".join(sorted(c.name for c in marked)) or "none"
-        raise Fault(
+        raise SnapshotProblem(
             "SetDefaultSnapshotClassFailed", f"driver {driver} needs exactly one default snapshot class; found: {found}"
         )
     return marked[0]
 
 
-def default_group_class(store: Store, driver: str) -> VolumeGroupSnapshotClass:
+def default_group_class(store: SnapshotStore, driver: str) -> VolumeGroupSnapshotClass:
     marked = [
         c for c in store.group_classes if c.driver == driver and c.annotations.get(names.GROUP_IS_DEFAULT) == "true"
     ]
     if len(marked) != 1:
         found = ", ".join(sorted(c.name for c in marked)) or "none"
-        raise Fault(
+        raise SnapshotProblem(
             "SetDefaultGroupSnapshotClassFailed",
             f"driver {driver} needs exactly one default group snapshot class; found: {found}",
         )
@@ -104,10 +104,10 @@ def _secrets(
     try:
         return names.secret_annotations(parameters, start, annotation, words)
     except names.BadSecretTemplate as error:
-        raise Fault(reason, str(error)) from error
+        raise SnapshotProblem(reason, str(error)) from error
 
 
-def managing_node(store: Store, volume: PersistentVolume) -> str:
+def managing_node(store: SnapshotStore, volume: PersistentVolume) -> str:
     """The node whose snapshotter handles the volume: the first, by name, that its affinity admits."""
     for node in sorted(store.nodes or (), key=lambda node: node.name):
         affinity = volume.spec.node_affinity
@@ -116,4 +116,6 @@ def managing_node(store: Store, volume: PersistentVolume) -> str:
                 return node.name
         except BadSelector:
             break
-    raise Fault("SnapshotContentCreationFailed", f"no node can reach volume {volume.name}, so none can snapshot it")
+    raise SnapshotProblem(
+        "SnapshotContentCreationFailed", f"no node can reach volume {volume.name}, so none can snapshot it"
+    )

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from moorage.errors import MoorageError
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import Conflict, NotFound
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer, Informers
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import KubeObject, timestamp_text
 from moorage.kube.objects.snapshots import (
@@ -29,7 +29,7 @@ from moorage.kube.objects.snapshots import (
 T = TypeVar("T", bound=KubeObject)
 
 
-class Fault(MoorageError):
+class SnapshotProblem(MoorageError):
     """Something a user has to know of: an event with this reason, and (unless told not to) the object's status."""
 
     code = "FAILED_PRECONDITION"
@@ -41,7 +41,7 @@ class Fault(MoorageError):
         self.unready = unready
 
 
-class Store:
+class SnapshotStore:
     """Reads from informers, writes through the client, and lets the informers know at once."""
 
     def __init__(self, client: Client, informers: Informers, recorder: Recorder, *, groups: bool, nodes: bool) -> None:
@@ -148,7 +148,7 @@ class Store:
         except NotFound:
             return
 
-    async def report(self, obj: VolumeSnapshot | VolumeGroupSnapshot, fault: Fault) -> None:
+    async def report(self, obj: VolumeSnapshot | VolumeGroupSnapshot, fault: SnapshotProblem) -> None:
         """Tell the user, once for each different message."""
         known = obj.status.error.message if obj.status is not None and obj.status.error is not None else None
         if fault.in_status and known == str(fault):

@@ -1,8 +1,8 @@
 """Why an attachment is not made, or not undone."""
 
 from moorage.insight.causes.model import Finding, cause, said
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import is_leaderless
-from moorage.insight.world import World
 from moorage.kube.objects import VolumeAttachment
 
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -15,7 +15,7 @@ _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
     "The attach/detach controller removes it; if the driver needs the node to detach, delete the attachment's finalizer "
     "only when the node is surely off.",
 )
-def node_gone(world: World, attachment: VolumeAttachment) -> Finding | None:
+def node_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment names a node that has left the cluster."""
     if attachment.spec.node_name in world.nodes:
         return None
@@ -30,7 +30,7 @@ def node_gone(world: World, attachment: VolumeAttachment) -> Finding | None:
     "The volume of the attachment does not exist",
     "Recreate the PersistentVolume so that the driver can be told what to detach.",
 )
-def volume_gone(world: World, attachment: VolumeAttachment) -> Finding | None:
+def volume_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment names a PersistentVolume that was deleted; the attacher cannot know what to attach or detach."""
     name = attachment.spec.source.persistent_volume_name
     if name is None or name in world.volumes:
@@ -44,7 +44,7 @@ def volume_gone(world: World, attachment: VolumeAttachment) -> Finding | None:
     "Detaching fails",
     "Read the driver's words; it is tried again.",
 )
-def detach_fails(world: World, attachment: VolumeAttachment) -> Finding | None:
+def detach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """ControllerUnpublishVolume fails; status.detachError holds the driver's words."""
     error = attachment.status.detach_error
     if not attachment.is_deleting or error is None:
@@ -62,7 +62,7 @@ def detach_fails(world: World, attachment: VolumeAttachment) -> Finding | None:
     "Detaching waits for the attacher",
     "Start the driver's attacher (`moorage sidecars attacher`).",
 )
-def detach_waits(world: World, attachment: VolumeAttachment) -> Finding | None:
+def detach_waits(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment is being deleted; the driver's attacher detaches and then lets it go."""
     if not attachment.is_deleting:
         return None
@@ -79,7 +79,7 @@ def detach_waits(world: World, attachment: VolumeAttachment) -> Finding | None:
     "Attaching fails",
     "Read the driver's words; it is tried again.",
 )
-def attach_fails(world: World, attachment: VolumeAttachment) -> Finding | None:
+def attach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """ControllerPublishVolume fails; status.attachError holds the driver's words."""
     error = attachment.status.attach_error
     if attachment.status.attached or error is None:
@@ -97,7 +97,7 @@ def attach_fails(world: World, attachment: VolumeAttachment) -> Finding | None:
     "The driver is not registered on the node",
     "Start the driver and its registrar on that node.",
 )
-def driver_not_on_node(world: World, attachment: VolumeAttachment) -> Finding | None:
+def driver_not_on_node(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attacher learns the driver's name for a node from CSINode, and there is no entry."""
     if attachment.status.attached or world.has_driver(attachment.spec.node_name, attachment.spec.attacher):
         return None
@@ -113,7 +113,7 @@ def driver_not_on_node(world: World, attachment: VolumeAttachment) -> Finding | 
     "Nobody attaches volumes of the driver",
     "Start the driver's attacher (`moorage sidecars attacher`).",
 )
-def attacher_not_running(world: World, attachment: VolumeAttachment) -> Finding | None:
+def attacher_not_running(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment has been asked for and its attacher has neither done it nor said why not."""
     if attachment.status.attached:
         return None
@@ -126,7 +126,7 @@ def attacher_not_running(world: World, attachment: VolumeAttachment) -> Finding 
     "The node of the attachment is not ready and may still use the volume",
     "Delete the pods on that node; if the node is dead, taint it node.kubernetes.io/out-of-service.",
 )
-def in_use(world: World, attachment: VolumeAttachment) -> Finding | None:
+def in_use(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The node does not report, and the last it said is that it uses the volume (status.volumesInUse). It may still write
     to it, so the volume is taken away only after six minutes, or at once when a person says that the node is off."""
     node = world.nodes.get(attachment.spec.node_name)
@@ -143,7 +143,7 @@ def in_use(world: World, attachment: VolumeAttachment) -> Finding | None:
     )
 
 
-def _attacher(world: World, attachment: VolumeAttachment) -> str:
+def _attacher(world: ClusterView, attachment: VolumeAttachment) -> str:
     driver = attachment.spec.attacher
     stale = is_leaderless(world, driver, "attacher")
     return f"the attacher of {driver}" + (", whose lease has run out" if stale else "")

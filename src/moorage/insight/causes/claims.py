@@ -1,6 +1,7 @@
 """Why a claim is Pending before anybody is asked for a volume: the volume that it names, its class, or nothing that fits."""
 
 from moorage.insight.causes.model import Finding, cause, names, said
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import (
     class_name_of,
     class_of,
@@ -9,7 +10,6 @@ from moorage.insight.matching import (
     is_held_for,
     mismatches,
 )
-from moorage.insight.world import World
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
 
 _PENDING = ("", "Pending")
@@ -27,7 +27,7 @@ def asked_of(claim: PersistentVolumeClaim) -> str:
     return next((claim.annotations[key] for key in _PROVISIONER if key in claim.annotations), "")
 
 
-def needs_provisioning(world: World, claim: PersistentVolumeClaim) -> StorageClass | None:
+def needs_provisioning(world: ClusterView, claim: PersistentVolumeClaim) -> StorageClass | None:
     """The class that should provision this claim, when it waits for that."""
     if not is_waiting(claim) or claim.spec.volume_name:
         return None
@@ -40,7 +40,7 @@ def needs_provisioning(world: World, claim: PersistentVolumeClaim) -> StorageCla
     "The claim names a volume that does not exist",
     "Create the volume, or delete the claim and create it without volumeName.",
 )
-def volume_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def volume_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeName` is set to a name that no PersistentVolume has; the binder waits for it to appear."""
     name = claim.spec.volume_name
     if not is_waiting(claim) or not name or name in world.volumes:
@@ -57,7 +57,7 @@ def volume_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None
     "The volume that the claim names belongs to another claim",
     "Use another volume; or, if the other claim is gone for good, clear the volume's claimRef so that it is free again.",
 )
-def volume_taken(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def volume_taken(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeName` names a volume whose claimRef points at another claim, or at a deleted claim of the same name
     (the uid differs). Kubernetes never takes a volume away from the claim it was given to."""
     volume = world.volumes.get(claim.spec.volume_name)
@@ -75,7 +75,7 @@ def volume_taken(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "The volume that the claim names does not fit it",
     "Change the field that differs; a claim's size, class and modes must be met by the volume.",
 )
-def volume_mismatch(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def volume_mismatch(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeName` names a free volume, but its size, class, access modes, volume mode or attributes class do not
     satisfy the claim; or a volume that is reserved for the claim has another volume mode."""
     volume = world.volumes.get(claim.spec.volume_name)
@@ -98,7 +98,7 @@ def volume_mismatch(world: World, claim: PersistentVolumeClaim) -> Finding | Non
     "The claim's storage class does not exist",
     "Create the class, or delete the claim and create it with a class that exists.",
 )
-def class_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def class_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.storageClassName` names a class that is not there. A volume of that class name could still be bound by
     hand, but nothing will be provisioned."""
     name = class_name_of(claim)
@@ -118,7 +118,7 @@ def class_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "The claim names no class and there is no default class",
     "Mark a class as the default, or name one in the claim, or create a volume that fits.",
 )
-def class_none(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def class_none(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """Without a class nothing provisions a volume; the claim can only be bound to an existing volume without class."""
     if not is_waiting(claim) or claim.spec.volume_name or class_name_of(claim) is not None or default_classes(world):
         return None
@@ -135,7 +135,7 @@ def class_none(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "No existing volume fits a claim that is not provisioned",
     "Create a volume that fits, or change the field that is named; an empty storageClassName is never provisioned.",
 )
-def static_no_match(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def static_no_match(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim's class is empty, or its provisioner is kubernetes.io/no-provisioner, so it can only be bound to a
     volume that is already there; none is free and fits. The closest ones are compared field by field."""
     storage_class = class_of(world, claim)
@@ -159,7 +159,7 @@ def static_no_match(world: World, claim: PersistentVolumeClaim) -> Finding | Non
     "The claim's VolumeAttributesClass does not exist",
     "Create the VolumeAttributesClass, or remove volumeAttributesClassName from the claim.",
 )
-def modifier_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def modifier_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeAttributesClassName` names a class that is not there; neither creation nor modification goes on."""
     name = claim.spec.volume_attributes_class_name
     if claim.is_deleting or not name or name in world.modifiers or "VolumeAttributesClass" in world.unreadable:

@@ -1,8 +1,8 @@
 """Why a claim that was bound is not well: lost, held while being deleted, growing, or being modified."""
 
 from moorage.insight.causes.model import Finding, cause, code_in, names, said
+from moorage.insight.cluster_view import ClusterView, claim_names
 from moorage.insight.matching import holder_of, is_leaderless
-from moorage.insight.world import World, claim_names
 from moorage.kube.objects import PersistentVolumeClaim
 from moorage.kube.quantity import bytes_of, bytes_text
 
@@ -15,7 +15,7 @@ _PROTECTION = "kubernetes.io/pvc-protection"
     "The claim is being deleted and a pod still uses it",
     "Delete the pods that use it; the claim then goes by itself.",
 )
-def deleting_in_use(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def deleting_in_use(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The finalizer kubernetes.io/pvc-protection stays for as long as a pod that names the claim and has a node
     exists, finished pods included."""
     if not claim.is_deleting or _PROTECTION not in claim.finalizers:
@@ -42,7 +42,7 @@ def deleting_in_use(world: World, claim: PersistentVolumeClaim) -> Finding | Non
     "The claim is being deleted and nobody takes its protection away",
     "Start the protection controller (kube-controller-manager, or `moorage controllers protection`).",
 )
-def deleting_unreleased(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def deleting_unreleased(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """No pod uses the claim, and its protection finalizer is still there: the controller that removes it is not
     running."""
     if not claim.is_deleting or claim.finalizers != [_PROTECTION]:
@@ -60,7 +60,7 @@ def deleting_unreleased(world: World, claim: PersistentVolumeClaim) -> Finding |
     "A finalizer of another component holds the claim",
     "Find out who set the finalizer; it is removed by its owner when its work is done.",
 )
-def deleting_finalizer(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def deleting_finalizer(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim is being deleted and carries a finalizer that is not Kubernetes' own protection: a clone or snapshot of
     it is being made, or another controller has work to do."""
     others = [name for name in claim.finalizers if name != _PROTECTION]
@@ -84,7 +84,7 @@ def deleting_finalizer(world: World, claim: PersistentVolumeClaim) -> Finding | 
     "The claim's volume is gone",
     "If the volume's data still exists, recreate the PersistentVolume with a claimRef to this claim; the claim binds again.",
 )
-def lost(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def lost(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim was bound, and its PersistentVolume was deleted or given to another claim."""
     if claim.status.phase != "Lost":
         return None
@@ -110,7 +110,7 @@ def lost(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "The class does not allow growing",
     "Set allowVolumeExpansion: true on the class.",
 )
-def resize_not_allowed(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resize_not_allowed(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim asks for more than it has, and its class has no allowVolumeExpansion: true."""
     storage_class = world.classes.get(claim.spec.storage_class_name or "")
     if not _is_growing(claim) or storage_class is None or storage_class.allow_volume_expansion:
@@ -127,7 +127,7 @@ def resize_not_allowed(world: World, claim: PersistentVolumeClaim) -> Finding | 
     "The driver refuses the size",
     "Ask for a smaller size, still above the present one; the expansion is then tried with that.",
 )
-def resize_infeasible(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resize_infeasible(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver said that the new size can never be reached (status ControllerResizeInfeasible or
     NodeResizeInfeasible)."""
     state = claim.status.allocated_resource_statuses.get("storage", "")
@@ -147,7 +147,7 @@ def resize_infeasible(world: World, claim: PersistentVolumeClaim) -> Finding | N
     "Growing ends when a pod uses the claim",
     "Start a pod that uses the claim; the node then grows the filesystem.",
 )
-def resize_needs_pod(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resize_needs_pod(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The volume has been grown and its filesystem has not (condition FileSystemResizePending); the node does that
     when it mounts the volume for a pod, and no pod uses the claim."""
     if not _has(claim, "FileSystemResizePending") or world.pods_of(claim):
@@ -165,7 +165,7 @@ def resize_needs_pod(world: World, claim: PersistentVolumeClaim) -> Finding | No
     "Wait for the node; if its event says that it failed, read the driver's words. A driver that grows offline only "
     "needs the pod to be restarted.",
 )
-def resize_on_node(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resize_on_node(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The volume has been grown and the node agent where the pod runs has not finished growing the filesystem."""
     if not _has(claim, "FileSystemResizePending"):
         return None
@@ -186,7 +186,7 @@ def resize_on_node(world: World, claim: PersistentVolumeClaim) -> Finding | None
     "The driver grows volumes only while no pod uses them",
     "Stop the pods that use the claim; it grows, and they can be started again.",
 )
-def resize_offline(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resize_offline(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered FAILED_PRECONDITION to ControllerExpandVolume because the volume is in use."""
     event, users = world.warning(claim, "VolumeResizeFailed"), world.pods_of(claim)
     if not _is_growing(claim) or event is None or not users:
@@ -206,7 +206,7 @@ def resize_offline(world: World, claim: PersistentVolumeClaim) -> Finding | None
     "Growing fails",
     "Read the driver's words; it is tried again. FAILED_PRECONDITION means that the volume must not be in use.",
 )
-def resize_fails(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resize_fails(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """ControllerExpandVolume fails; the event holds the driver's words."""
     event = world.warning(claim, "VolumeResizeFailed")
     if not _is_growing(claim) or event is None:
@@ -224,7 +224,7 @@ def resize_fails(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "Nobody grows volumes of the driver",
     "Start the driver's resizer (`moorage sidecars resizer --csi-address …`).",
 )
-def resizer_not_running(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resizer_not_running(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim asks for more than it has, and the driver's resizer has not begun."""
     has_begun = claim.status.allocated_resource_statuses or any(
         event.reason == "Resizing" for event in world.events_of(claim)
@@ -241,7 +241,7 @@ def resizer_not_running(world: World, claim: PersistentVolumeClaim) -> Finding |
 
 
 @cause("claim-resizing", PersistentVolumeClaim, "The volume is growing", "Wait; the driver is at work.")
-def resizing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def resizing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The resizer has begun and has not finished."""
     if not _is_growing(claim):
         return None
@@ -254,7 +254,7 @@ def resizing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "The driver refuses the attributes",
     "Choose a VolumeAttributesClass whose parameters the driver takes, or go back to the one before.",
 )
-def modify_infeasible(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def modify_infeasible(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered INVALID_ARGUMENT to ControllerModifyVolume (modifyVolumeStatus Infeasible)."""
     status = claim.status.modify_volume_status
     if status is None or status.status != "Infeasible":
@@ -272,7 +272,7 @@ def modify_infeasible(world: World, claim: PersistentVolumeClaim) -> Finding | N
     "The attributes have not been changed yet",
     "Wait for the driver; if its event says that it failed, read its words.",
 )
-def modify_pending(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def modify_pending(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim names a VolumeAttributesClass that its volume does not have yet."""
     target, current = claim.spec.volume_attributes_class_name, claim.status.current_volume_attributes_class_name
     if claim.status.phase != "Bound" or not target or target == current:

@@ -11,8 +11,8 @@ from moorage.insight.causes.claims import (
     needs_provisioning,
 )
 from moorage.insight.causes.model import Finding, cause, code_in, driver_words, names, said
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_name_of, default_classes, is_leaderless, leases_of, newest_default
-from moorage.insight.world import World
 from moorage.kube.objects import Event, PersistentVolumeClaim, Pod, seconds_of
 from moorage.kube.quantity import bytes_of, bytes_text
 
@@ -23,7 +23,7 @@ from moorage.kube.quantity import bytes_of, bytes_text
     "A pod that sets nodeName skips the scheduler, which must choose",
     "Use a nodeSelector on kubernetes.io/hostname in place of nodeName.",
 )
-def first_consumer_node_name(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def first_consumer_node_name(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class binds at the first consumer, and the pod that uses the claim names its node itself. Only the
     scheduler writes the chosen node on the claim, so provisioning never begins."""
     storage_class = needs_provisioning(world, claim)
@@ -45,7 +45,7 @@ def first_consumer_node_name(world: World, claim: PersistentVolumeClaim) -> Find
     "The claim waits for a pod to use it",
     "Create a pod that uses the claim. This is how WaitForFirstConsumer classes work; nothing is wrong.",
 )
-def first_consumer_no_pod(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def first_consumer_no_pod(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class has volumeBindingMode WaitForFirstConsumer: a volume is made when a pod needs it, where that pod can
     run."""
     storage_class = needs_provisioning(world, claim)
@@ -62,7 +62,7 @@ def first_consumer_no_pod(world: World, claim: PersistentVolumeClaim) -> Finding
     "The pod that uses the claim has no node yet",
     "The explanation follows the pod.",
 )
-def first_consumer_unscheduled(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def first_consumer_unscheduled(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class waits for the scheduler, and the scheduler has not found a node for the pod."""
     storage_class = needs_provisioning(world, claim)
     if not is_late(storage_class) or SELECTED in claim.annotations:
@@ -79,7 +79,7 @@ def first_consumer_unscheduled(world: World, claim: PersistentVolumeClaim) -> Fi
     "Several storage classes are marked as the default, and the newest does not work",
     'Leave the annotation storageclass.kubernetes.io/is-default-class: "true" on one class only, and create the claim anew.',
 )
-def default_ambiguous(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def default_ambiguous(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A claim that names no class gets the newest of the classes that are marked as default, which may not be the one
     that was meant; it is told when that class cannot make a volume."""
     defaults, chosen = default_classes(world), needs_provisioning(world, claim)
@@ -102,7 +102,7 @@ def default_ambiguous(world: World, claim: PersistentVolumeClaim) -> Finding | N
     "The class's driver is not installed",
     "Install the driver, or correct the provisioner of the class.",
 )
-def driver_not_installed(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def driver_not_installed(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class names a provisioner that has neither a CSIDriver object nor an entry on any node, and none of its
     sidecars has ever held a lease."""
     storage_class = needs_provisioning(world, claim)
@@ -126,7 +126,7 @@ def driver_not_installed(world: World, claim: PersistentVolumeClaim) -> Finding 
     "The provisioner's leader has stopped renewing its lease",
     "Look at the provisioner's pod; another instance takes over when the lease has run out.",
 )
-def provisioner_not_leading(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioner_not_leading(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The lease of the driver's provisioner exists and has expired: the process that led is gone or hangs."""
     driver = asked_of(claim)
     leases = leases_of(world, driver) if driver else []
@@ -147,7 +147,7 @@ def provisioner_not_leading(world: World, claim: PersistentVolumeClaim) -> Findi
     "A secret that the class names does not exist",
     "Create the secret, or correct the class's parameters (a class is immutable: delete and create it).",
 )
-def secret_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def secret_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class's parameters name a secret for the driver that is not there."""
     storage_class = needs_provisioning(world, claim)
     if storage_class is None:
@@ -171,7 +171,7 @@ def secret_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None
     "There is no room for a volume of that size",
     "Free space, add a pool, or ask for less. `moorage volume list` shows what holds the space.",
 )
-def no_capacity(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def no_capacity(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered RESOURCE_EXHAUSTED: no pool that the volume could live in has that much room."""
     event = world.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) != "RESOURCE_EXHAUSTED":
@@ -186,7 +186,7 @@ def no_capacity(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "The driver can never make a volume of that size",
     "Ask for a size within the driver's limits; its words name them.",
 )
-def size_impossible(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def size_impossible(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered OUT_OF_RANGE: the size is below its smallest or above its largest, or below the source's."""
     event = world.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) != "OUT_OF_RANGE":
@@ -204,7 +204,7 @@ def size_impossible(world: World, claim: PersistentVolumeClaim) -> Finding | Non
     "The driver refused what the class or claim asks for",
     "Correct the class's parameters or the claim; a class is immutable, so delete it and create it anew.",
 )
-def refused(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def refused(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered INVALID_ARGUMENT: an unknown parameter, an access mode or a volume mode that it does not
     have. It is tried again only every five minutes."""
     event = world.warning(claim, "ProvisioningFailed")
@@ -223,7 +223,7 @@ def refused(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "The driver cannot do what the claim asks for",
     "Use a driver that can, or create the claim without a data source or VolumeAttributesClass.",
 )
-def driver_lacks_capability(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def driver_lacks_capability(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver does not announce the capability for clones, snapshots or attributes that the claim needs."""
     event = world.warning(claim, "ProvisioningFailed")
     signs = ("lacks the capability", "does not support")
@@ -242,7 +242,7 @@ def driver_lacks_capability(world: World, claim: PersistentVolumeClaim) -> Findi
     "The driver does not answer",
     "Look at the driver's process and its log; the call is repeated until it has an answer, so nothing is made twice.",
 )
-def driver_silent(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def driver_silent(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """CreateVolume ended by its deadline, or nobody listens on the driver's socket."""
     event = world.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) not in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
@@ -260,7 +260,7 @@ def driver_silent(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "Provisioning fails",
     "Read the driver's words; it is tried again with growing waits.",
 )
-def provisioning_fails(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioning_fails(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """CreateVolume, or what comes before it, fails; the event holds the words of the driver or the provisioner."""
     event = world.warning(claim, "ProvisioningFailed", "ProvisioningCleanupFailed")
     if not is_waiting(claim) or event is None:
@@ -278,7 +278,7 @@ def provisioning_fails(world: World, claim: PersistentVolumeClaim) -> Finding | 
     "Nobody provisions for the driver",
     "Start the driver's provisioner (`moorage sidecars provisioner --csi-address …`).",
 )
-def provisioner_not_running(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioner_not_running(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim has been handed to the driver's provisioner, and the provisioner has not said a word about it."""
     driver = asked_of(claim)
     if not is_waiting(claim) or not driver:
@@ -298,7 +298,7 @@ def provisioner_not_running(world: World, claim: PersistentVolumeClaim) -> Findi
     "The volume is being made",
     "Wait; the driver is at work.",
 )
-def provisioning(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioning(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The provisioner has begun and has not finished: the driver's CreateVolume is running, or a copy is under way."""
     if not is_waiting(claim) or not any(event.reason == "Provisioning" for event in world.events_of(claim)):
         return None
@@ -311,7 +311,7 @@ def provisioning(world: World, claim: PersistentVolumeClaim) -> Finding | None:
     "Nobody binds claims to volumes",
     "Start the binder (kube-controller-manager, or `moorage controllers binder`).",
 )
-def binder_not_running(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def binder_not_running(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim is Pending, has a class or a volume that fits, and no controller has said or written anything."""
     if not is_waiting(claim) or world.events_of(claim) or asked_of(claim):
         return None
@@ -334,5 +334,5 @@ def _names_a_class(claim: PersistentVolumeClaim) -> bool:
     return isinstance(spec, dict) and "storageClassName" in spec
 
 
-def _newest(world: World, claim: PersistentVolumeClaim) -> Event | None:
+def _newest(world: ClusterView, claim: PersistentVolumeClaim) -> Event | None:
     return next(iter(world.events_of(claim)), None)

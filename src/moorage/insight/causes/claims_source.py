@@ -2,8 +2,8 @@
 
 from moorage.insight.causes.claims import is_waiting
 from moorage.insight.causes.model import Finding, cause, said
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of
-from moorage.insight.world import World
 from moorage.kube.objects import PersistentVolumeClaim, TypedReference
 from moorage.kube.quantity import bytes_of, bytes_text
 
@@ -14,7 +14,7 @@ from moorage.kube.quantity import bytes_of, bytes_text
     "The snapshot to restore does not exist",
     "Create the snapshot, or delete the claim.",
 )
-def source_snapshot_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def source_snapshot_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The data source is a VolumeSnapshot that is not in the claim's namespace."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if (
@@ -39,7 +39,7 @@ def source_snapshot_missing(world: World, claim: PersistentVolumeClaim) -> Findi
     "The snapshot to restore is not ready",
     "Wait for the snapshot; the explanation follows it.",
 )
-def source_snapshot_not_ready(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def source_snapshot_not_ready(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The data source is a VolumeSnapshot whose readyToUse is not true yet."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None or source.kind != "VolumeSnapshot":
@@ -56,7 +56,7 @@ def source_snapshot_not_ready(world: World, claim: PersistentVolumeClaim) -> Fin
     "The claim to clone does not exist",
     "Create the source claim, or delete this one.",
 )
-def source_claim_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def source_claim_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The data source is a PersistentVolumeClaim that is not in the claim's namespace."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None or source.kind != "PersistentVolumeClaim":
@@ -76,7 +76,7 @@ def source_claim_missing(world: World, claim: PersistentVolumeClaim) -> Finding 
     "The claim to clone is not bound",
     "Wait for the source claim; the explanation follows it.",
 )
-def source_claim_not_bound(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def source_claim_not_bound(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A clone is made from a bound claim only."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None or source.kind != "PersistentVolumeClaim":
@@ -93,7 +93,7 @@ def source_claim_not_bound(world: World, claim: PersistentVolumeClaim) -> Findin
     "The source of the claim is being deleted",
     "Keep the source until the clone or restore is made; delete this claim if it came too late.",
 )
-def source_deleting(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def source_deleting(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The source still exists and is on its way out; a clone or restore that has not begun is refused."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None:
@@ -115,7 +115,7 @@ def source_deleting(world: World, claim: PersistentVolumeClaim) -> Finding | Non
     "The source of the claim belongs to another driver",
     "Use a class of the driver that has the source; no driver can read the volumes of another.",
 )
-def source_driver_differs(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def source_driver_differs(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A snapshot or a claim can only be copied by the driver that holds it."""
     source, storage_class = claim.spec.data_source_ref or claim.spec.data_source, class_of(world, claim)
     if not is_waiting(claim) or source is None or storage_class is None:
@@ -136,7 +136,7 @@ def source_driver_differs(world: World, claim: PersistentVolumeClaim) -> Finding
     "The claim is smaller than its source",
     "Ask for at least the size of the source.",
 )
-def source_too_large(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def source_too_large(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A restore or a clone must be at least as large as what it is made from."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None:
@@ -164,7 +164,7 @@ def source_too_large(world: World, claim: PersistentVolumeClaim) -> Finding | No
     "The claim's data source needs a populator that is not there",
     "Install the populator for that kind, or use a VolumeSnapshot or a PersistentVolumeClaim as the source.",
 )
-def populator_missing(world: World, claim: PersistentVolumeClaim) -> Finding | None:
+def populator_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.dataSourceRef` names a kind that no CSI driver fills; an extra controller, a populator, must do it."""
     source = claim.spec.data_source_ref
     if not is_waiting(claim) or source is None or source.kind in ("VolumeSnapshot", "PersistentVolumeClaim"):
@@ -176,7 +176,7 @@ def populator_missing(world: World, claim: PersistentVolumeClaim) -> Finding | N
     )
 
 
-def _driver_of_source(world: World, claim: PersistentVolumeClaim, source: TypedReference) -> str:
+def _driver_of_source(world: ClusterView, claim: PersistentVolumeClaim, source: TypedReference) -> str:
     """The driver that holds what the claim is to be filled from; empty when it is not known."""
     key = f"{claim.namespace}/{source.name}"
     if source.kind == "VolumeSnapshot":

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from moorage.insight.world import World
+from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import Event, KubeObject
 
 T = TypeVar("T", bound=KubeObject)
-Test = Callable[[World, T], "Finding | None"]
+Test = Callable[[ClusterView, T], "Finding | None"]
 
 _CODES = {
     "ResourceExhausted": "RESOURCE_EXHAUSTED",
@@ -46,7 +46,7 @@ class Cause:
     about: type[KubeObject]
     title: str
     remedy: str
-    test: Callable[[World, Any], Finding | None] = field(repr=False)
+    test: Callable[[ClusterView, Any], Finding | None] = field(repr=False)
 
     @property
     def why(self) -> str:

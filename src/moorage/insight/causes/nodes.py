@@ -1,7 +1,7 @@
 """What keeps volumes from a node."""
 
 from moorage.insight.causes.model import Finding, cause
-from moorage.insight.world import World
+from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import Node
 
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -13,7 +13,7 @@ _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
     "The node is marked as out of service",
     "Remove the taint when the node is back; its volumes were detached without asking it.",
 )
-def out_of_service(world: World, node: Node) -> Finding | None:
+def out_of_service(world: ClusterView, node: Node) -> Finding | None:
     """The taint node.kubernetes.io/out-of-service says that the node is surely off: pods and volumes move on at once."""
     if not any(taint.key == _OUT_OF_SERVICE for taint in node.spec.taints):
         return None
@@ -24,7 +24,7 @@ def out_of_service(world: World, node: Node) -> Finding | None:
 
 
 @cause("node-not-ready", Node, "The node is not ready", "Look at the node agent (kubelet, or `moorage node`) on it.")
-def not_ready(world: World, node: Node) -> Finding | None:
+def not_ready(world: ClusterView, node: Node) -> Finding | None:
     """The node agent has not reported in time; volumes that it uses stay attached for six minutes, for safety."""
     if node.is_ready:
         return None
@@ -34,7 +34,7 @@ def not_ready(world: World, node: Node) -> Finding | None:
 
 
 @cause("node-cordoned", Node, "The node takes no new pods", "kubectl uncordon NODE")
-def cordoned(world: World, node: Node) -> Finding | None:
+def cordoned(world: ClusterView, node: Node) -> Finding | None:
     """The node is marked unschedulable."""
     if not node.spec.unschedulable:
         return None
@@ -47,7 +47,7 @@ def cordoned(world: World, node: Node) -> Finding | None:
     "No CSI driver is registered on the node",
     "Start the driver and its registrar on the node.",
 )
-def without_drivers(world: World, node: Node) -> Finding | None:
+def without_drivers(world: ClusterView, node: Node) -> Finding | None:
     """CSINode lists what the node agent knows; it is empty or missing."""
     found = world.node_drivers.get(node.name)
     if found is not None and found.spec.drivers:
@@ -61,7 +61,7 @@ def without_drivers(world: World, node: Node) -> Finding | None:
     "The node has as many volumes as it takes",
     "Move pods to another node, or raise the driver's limit.",
 )
-def attach_limit(world: World, node: Node) -> Finding | None:
+def attach_limit(world: ClusterView, node: Node) -> Finding | None:
     """A driver's allocatable count on the node is used up."""
     found = world.node_drivers.get(node.name)
     for driver in found.spec.drivers if found is not None else []:

@@ -2,8 +2,8 @@
 
 from moorage.insight.causes.claims import SELECTED, is_late
 from moorage.insight.causes.model import Finding, cause, names, said
+from moorage.insight.cluster_view import ClusterView, claim_names
 from moorage.insight.matching import class_of, nodes_that_fit
-from moorage.insight.world import World, claim_names
 from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
 
 _AFFINITY = ("match PersistentVolume's node affinity", "volume node affinity conflict")
@@ -14,12 +14,12 @@ def is_starting(pod: Pod) -> bool:
     return pod.status.phase in ("", "Pending") and not pod.is_deleting
 
 
-def claims_of(world: World, pod: Pod) -> list[PersistentVolumeClaim]:
+def claims_of(world: ClusterView, pod: Pod) -> list[PersistentVolumeClaim]:
     found = (world.claims.get(f"{pod.namespace}/{name}") for name in claim_names(pod))
     return [claim for claim in found if claim is not None]
 
 
-def volumes_of(world: World, pod: Pod) -> list[PersistentVolume]:
+def volumes_of(world: ClusterView, pod: Pod) -> list[PersistentVolume]:
     found = (world.volumes.get(claim.spec.volume_name) for claim in claims_of(world, pod))
     return [volume for volume in found if volume is not None]
 
@@ -30,7 +30,7 @@ def volumes_of(world: World, pod: Pod) -> list[PersistentVolume]:
     "The pod names a claim that does not exist",
     "Create the claim in the pod's namespace, or correct the name.",
 )
-def claim_missing(world: World, pod: Pod) -> Finding | None:
+def claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
     """A volume of the pod refers to a PersistentVolumeClaim that is not in its namespace."""
     if not is_starting(pod):
         return None
@@ -51,7 +51,7 @@ def claim_missing(world: World, pod: Pod) -> Finding | None:
     "A quota refuses the pod's claim",
     "Free some of the namespace's quota, raise it, or ask for less.",
 )
-def quota(world: World, pod: Pod) -> Finding | None:
+def quota(world: ClusterView, pod: Pod) -> Finding | None:
     """The claim for a generic ephemeral volume would exceed a ResourceQuota of the namespace."""
     event = next((e for e in world.events_of(pod) if "exceeded quota" in e.message), None)
     missing = [
@@ -74,7 +74,7 @@ def quota(world: World, pod: Pod) -> Finding | None:
     "The pod's generic ephemeral claim has not been made",
     "Start the ephemeral volume controller (kube-controller-manager, or `moorage controllers ephemeral`).",
 )
-def ephemeral_claim_missing(world: World, pod: Pod) -> Finding | None:
+def ephemeral_claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
     """The pod has a generic ephemeral volume, and the claim POD-VOLUME that a controller makes for it is not there."""
     for volume in pod.spec.volumes:
         if (
@@ -98,7 +98,7 @@ def ephemeral_claim_missing(world: World, pod: Pod) -> Finding | None:
     "A claim with the name of the pod's ephemeral claim belongs to something else",
     "Rename the pod or its volume, or remove the other claim.",
 )
-def ephemeral_claim_foreign(world: World, pod: Pod) -> Finding | None:
+def ephemeral_claim_foreign(world: ClusterView, pod: Pod) -> Finding | None:
     """A claim called POD-VOLUME exists and is not owned by this pod; it is never used for it."""
     for volume in pod.spec.volumes:
         claim = world.claims.get(f"{pod.namespace}/{pod.name}-{volume.name}") if volume.ephemeral is not None else None
@@ -121,7 +121,7 @@ def ephemeral_claim_foreign(world: World, pod: Pod) -> Finding | None:
     "A claim of the pod is being deleted",
     "A claim that is being deleted takes no new pods; delete the pods that hold it, then create it anew.",
 )
-def claim_deleting(world: World, pod: Pod) -> Finding | None:
+def claim_deleting(world: ClusterView, pod: Pod) -> Finding | None:
     """The scheduler gives no node to a pod whose claim is being deleted."""
     going = [claim for claim in claims_of(world, pod) if claim.is_deleting]
     if not is_starting(pod) or pod.spec.node_name or not going:
@@ -135,7 +135,7 @@ def claim_deleting(world: World, pod: Pod) -> Finding | None:
     "A claim of the pod has lost its volume",
     "The explanation follows the claim.",
 )
-def claim_lost(world: World, pod: Pod) -> Finding | None:
+def claim_lost(world: ClusterView, pod: Pod) -> Finding | None:
     """A claim in phase Lost cannot be mounted."""
     lost = [claim for claim in claims_of(world, pod) if claim.status.phase == "Lost"]
     if not is_starting(pod) or not lost:
@@ -149,7 +149,7 @@ def claim_lost(world: World, pod: Pod) -> Finding | None:
     "Another pod holds a ReadWriteOncePod claim",
     "Delete the pod that holds it, or use ReadWriteOnce.",
 )
-def rwop_conflict(world: World, pod: Pod) -> Finding | None:
+def rwop_conflict(world: ClusterView, pod: Pod) -> Finding | None:
     """A claim with access mode ReadWriteOncePod is for one pod at a time."""
     if not is_starting(pod):
         return None
@@ -170,7 +170,7 @@ def rwop_conflict(world: World, pod: Pod) -> Finding | None:
     "The pod sets nodeName, and its claim waits for the scheduler",
     "Use a nodeSelector on kubernetes.io/hostname in place of nodeName.",
 )
-def node_name_late_binding(world: World, pod: Pod) -> Finding | None:
+def node_name_late_binding(world: ClusterView, pod: Pod) -> Finding | None:
     """A claim of a WaitForFirstConsumer class is provisioned after the scheduler has chosen a node; a pod with
     nodeName never passes the scheduler."""
     waiting = [c for c in claims_of(world, pod) if c.status.phase in ("", "Pending") and not c.spec.volume_name]
@@ -189,7 +189,7 @@ def node_name_late_binding(world: World, pod: Pod) -> Finding | None:
     "The nodes have as many volumes as they take",
     "Remove pods with volumes from a node, add a node, or raise the driver's limit.",
 )
-def attach_limit(world: World, pod: Pod) -> Finding | None:
+def attach_limit(world: ClusterView, pod: Pod) -> Finding | None:
     """The driver says how many volumes a node takes (CSINode allocatable), and every node that fits has that many."""
     message = _unscheduled_message(pod)
     if not is_starting(pod) or "max volume count" not in message:
@@ -203,7 +203,7 @@ def attach_limit(world: World, pod: Pod) -> Finding | None:
     "No node that the pod may run on can reach its volume",
     "Let the pod run where the volume is (its node affinity), or bring that node back.",
 )
-def volume_elsewhere(world: World, pod: Pod) -> Finding | None:
+def volume_elsewhere(world: ClusterView, pod: Pod) -> Finding | None:
     """A volume with node affinity lives on certain nodes; the pod has not been placed on one of them because they are
     gone, not ready, cordoned or excluded by the pod itself."""
     if not is_starting(pod) or pod.spec.node_name:
@@ -232,7 +232,7 @@ def volume_elsewhere(world: World, pod: Pod) -> Finding | None:
     "No node has room for the pod's new volumes",
     "Free space on a node, or ask for less; the capacity objects say what each node has.",
 )
-def no_capacity(world: World, pod: Pod) -> Finding | None:
+def no_capacity(world: ClusterView, pod: Pod) -> Finding | None:
     """The driver publishes how much room each node has (CSIStorageCapacity), and none has enough for all claims of the
     pod together."""
     message = _unscheduled_message(pod)
@@ -247,7 +247,7 @@ def no_capacity(world: World, pod: Pod) -> Finding | None:
     "A claim of the pod is not bound",
     "The explanation follows the claim.",
 )
-def claim_pending(world: World, pod: Pod) -> Finding | None:
+def claim_pending(world: ClusterView, pod: Pod) -> Finding | None:
     """The pod cannot be placed before its claims are bound, except for claims that wait for the pod itself."""
     if not is_starting(pod):
         return None
@@ -264,7 +264,7 @@ def claim_pending(world: World, pod: Pod) -> Finding | None:
     "No node fits the pod",
     "Each node's reason is listed; change what the pod asks for, or the node.",
 )
-def no_node_fits(world: World, pod: Pod) -> Finding | None:
+def no_node_fits(world: ClusterView, pod: Pod) -> Finding | None:
     """The scheduler looked at every node and none will do; it says why for each."""
     message = _unscheduled_message(pod)
     if not is_starting(pod) or pod.spec.node_name or not message:
@@ -282,7 +282,7 @@ def no_node_fits(world: World, pod: Pod) -> Finding | None:
     "Nobody schedules the pod",
     "Start the scheduler (kube-scheduler, or `moorage controllers scheduler`), or correct schedulerName.",
 )
-def scheduler_not_running(world: World, pod: Pod) -> Finding | None:
+def scheduler_not_running(world: ClusterView, pod: Pod) -> Finding | None:
     """The pod has no node, and no scheduler has said anything about it."""
     if not is_starting(pod) or pod.spec.node_name:
         return None
@@ -296,7 +296,7 @@ def scheduler_not_running(world: World, pod: Pod) -> Finding | None:
     "The pod's node does not exist any more",
     "Delete the pod with --force if the node is gone for good; its owner makes a new one.",
 )
-def node_gone(world: World, pod: Pod) -> Finding | None:
+def node_gone(world: ClusterView, pod: Pod) -> Finding | None:
     """The pod was placed on a node that has been removed from the cluster."""
     if not pod.spec.node_name or pod.spec.node_name in world.nodes or pod.status.phase in ("Succeeded", "Failed"):
         return None
@@ -312,7 +312,7 @@ def node_gone(world: World, pod: Pod) -> Finding | None:
     "The pod's node is not ready",
     "Bring the node back; if it will not come back, taint it node.kubernetes.io/out-of-service so that volumes move on.",
 )
-def node_not_ready(world: World, pod: Pod) -> Finding | None:
+def node_not_ready(world: ClusterView, pod: Pod) -> Finding | None:
     """The node agent of the pod's node does not report, so nothing is started, stopped or unmounted there."""
     node = world.nodes.get(pod.spec.node_name)
     if node is None or node.is_ready or pod.status.phase in ("Succeeded", "Failed"):
@@ -326,7 +326,7 @@ def node_not_ready(world: World, pod: Pod) -> Finding | None:
     "The volume is still attached to another node",
     "Delete the pod that holds it there; if that node is dead, taint it node.kubernetes.io/out-of-service.",
 )
-def multi_attach(world: World, pod: Pod) -> Finding | None:
+def multi_attach(world: ClusterView, pod: Pod) -> Finding | None:
     """A ReadWriteOnce volume can be on one node at a time, and another node has it."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
@@ -357,7 +357,7 @@ def multi_attach(world: World, pod: Pod) -> Finding | None:
     "The driver is not registered on the pod's node",
     "Start the driver and its registrar on that node; `kubectl get csinode` must list it.",
 )
-def driver_not_registered(world: World, pod: Pod) -> Finding | None:
+def driver_not_registered(world: ClusterView, pod: Pod) -> Finding | None:
     """The node agent does not know the driver of the pod's volume: the CSINode object has no entry for it."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
@@ -379,7 +379,7 @@ def driver_not_registered(world: World, pod: Pod) -> Finding | None:
     "The driver does not take inline volumes",
     "Use a claim, or a driver whose CSIDriver lists Ephemeral in volumeLifecycleModes.",
 )
-def inline_not_allowed(world: World, pod: Pod) -> Finding | None:
+def inline_not_allowed(world: ClusterView, pod: Pod) -> Finding | None:
     """The pod has a `csi:` volume of its own, and the driver's CSIDriver object does not say that it takes those."""
     for volume in pod.spec.volumes:
         driver = world.drivers.get(volume.csi.driver) if volume.csi is not None else None
@@ -398,7 +398,7 @@ def inline_not_allowed(world: World, pod: Pod) -> Finding | None:
     "The volume is not attached to the node yet",
     "The explanation follows the attachment.",
 )
-def attaching(world: World, pod: Pod) -> Finding | None:
+def attaching(world: ClusterView, pod: Pod) -> Finding | None:
     """The node mounts a volume only after it has been attached to it."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
@@ -417,7 +417,7 @@ def attaching(world: World, pod: Pod) -> Finding | None:
     "Nobody has begun to attach the volume",
     "Start the attach/detach controller (kube-controller-manager, or `moorage controllers attachdetach`).",
 )
-def attach_not_begun(world: World, pod: Pod) -> Finding | None:
+def attach_not_begun(world: ClusterView, pod: Pod) -> Finding | None:
     """The driver needs attaching (CSIDriver attachRequired), and there is no VolumeAttachment for the pod's node."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
@@ -435,11 +435,11 @@ def attach_not_begun(world: World, pod: Pod) -> Finding | None:
     return None
 
 
-def attachment_on(world: World, volume: PersistentVolume, node: str) -> VolumeAttachment | None:
+def attachment_on(world: ClusterView, volume: PersistentVolume, node: str) -> VolumeAttachment | None:
     return next((a for a in world.attachments_of(volume) if a.spec.node_name == node), None)
 
 
-def _needs_attach(world: World, driver: str) -> bool:
+def _needs_attach(world: ClusterView, driver: str) -> bool:
     found = world.drivers.get(driver)
     return found is None or found.spec.attach_required is not False
 
@@ -451,11 +451,11 @@ def _unscheduled_message(pod: Pod) -> str:
     return ""
 
 
-def _unscheduled_event(world: World, pod: Pod) -> Event | None:
+def _unscheduled_event(world: ClusterView, pod: Pod) -> Event | None:
     return world.warning(pod, "FailedScheduling")
 
 
-def _mount_event(world: World, pod: Pod) -> Event | None:
+def _mount_event(world: ClusterView, pod: Pod) -> Event | None:
     return world.warning(pod, "FailedMount", "FailedMapVolume")
 
 

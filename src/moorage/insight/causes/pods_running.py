@@ -4,11 +4,11 @@ import re
 
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.causes.pods import is_starting, volumes_of
-from moorage.insight.world import World
+from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import ContainerStatus, Event, Pod
 
 
-def _mount_words(world: World, pod: Pod) -> Event | None:
+def _mount_words(world: ClusterView, pod: Pod) -> Event | None:
     """The newest words about mounting; that it took too long is told only when nothing says why."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
@@ -26,7 +26,7 @@ def _step(pod: Pod) -> str:
     "A secret that the pod or its volume needs does not exist",
     "Create the secret in the namespace that is named.",
 )
-def secret_missing(world: World, pod: Pod) -> Finding | None:
+def secret_missing(world: ClusterView, pod: Pod) -> Finding | None:
     """Mounting stops because a secret (of the pod, or for the driver) cannot be read."""
     event = _mount_words(world, pod)
     if event is None or "secret" not in event.message.lower() or not _is_absent(event.message):
@@ -40,7 +40,7 @@ def secret_missing(world: World, pod: Pod) -> Finding | None:
     "A config map that the pod needs does not exist",
     "Create the config map.",
 )
-def configmap_missing(world: World, pod: Pod) -> Finding | None:
+def configmap_missing(world: ClusterView, pod: Pod) -> Finding | None:
     """Mounting stops because a config map cannot be read."""
     event = _mount_words(world, pod)
     if event is None or "configmap" not in event.message.lower() or not _is_absent(event.message):
@@ -58,7 +58,7 @@ def configmap_missing(world: World, pod: Pod) -> Finding | None:
     "The volume's filesystem is damaged",
     "Take a copy of the volume, then repair it (e2fsck -f, xfs_repair) while it is not mounted; it is never reformatted.",
 )
-def filesystem_damaged(world: World, pod: Pod) -> Finding | None:
+def filesystem_damaged(world: ClusterView, pod: Pod) -> Finding | None:
     """The check before the mount, or the mount itself, found errors that need a person."""
     event = _mount_words(world, pod)
     signs = ("fsck", "corrupt", "structure needs cleaning", "damaged", "needs repair", "bad magic")
@@ -73,7 +73,7 @@ def filesystem_damaged(world: World, pod: Pod) -> Finding | None:
     "The volume could not be formatted",
     "Read the words of mkfs: the volume may be too small for the filesystem, or hold data that must not be lost.",
 )
-def format_failed(world: World, pod: Pod) -> Finding | None:
+def format_failed(world: ClusterView, pod: Pod) -> Finding | None:
     """mkfs failed at the first use of the volume, or refused because the device is not empty."""
     event = _mount_words(world, pod)
     signs = ("mkfs", "failed to format", "cannot be formatted", "never formatted", "no known filesystem")
@@ -88,7 +88,7 @@ def format_failed(world: World, pod: Pod) -> Finding | None:
     "The driver does not answer on the node",
     "Look at the driver's process on that node; restarting it disturbs no running pod.",
 )
-def driver_silent(world: World, pod: Pod) -> Finding | None:
+def driver_silent(world: ClusterView, pod: Pod) -> Finding | None:
     """NodeStageVolume or NodePublishVolume ended by its deadline, or nobody listens on the driver's socket."""
     event = _mount_words(world, pod)
     signs = (
@@ -110,7 +110,7 @@ def driver_silent(world: World, pod: Pod) -> Finding | None:
     "The kernel refuses the mount options",
     "Correct mountOptions of the class, or of the volume.",
 )
-def mount_option_refused(world: World, pod: Pod) -> Finding | None:
+def mount_option_refused(world: ClusterView, pod: Pod) -> Finding | None:
     """mount(2) answered that an option is invalid; the options come from the class or the volume."""
     event = _mount_words(world, pod)
     options = [volume for volume in volumes_of(world, pod) if volume.spec.mount_options]
@@ -130,7 +130,7 @@ def mount_option_refused(world: World, pod: Pod) -> Finding | None:
     "The volume holds another filesystem than is asked for",
     "Set fsType of the class or volume to what the volume holds; it is never formatted over.",
 )
-def filesystem_differs(world: World, pod: Pod) -> Finding | None:
+def filesystem_differs(world: ClusterView, pod: Pod) -> Finding | None:
     """The volume was formatted with one filesystem and is asked for with another; its data is left as it is."""
     event = _mount_words(world, pod)
     if event is None or not re.search(r"holds \w+ and not|wrong fs type", event.message):
@@ -139,7 +139,7 @@ def filesystem_differs(world: World, pod: Pod) -> Finding | None:
 
 
 @cause("pod-mount-fails", Pod, "Mounting fails", "Read the driver's words; it is tried again with growing waits.")
-def mount_fails(world: World, pod: Pod) -> Finding | None:
+def mount_fails(world: ClusterView, pod: Pod) -> Finding | None:
     """Staging or publishing the volume fails; the event holds the driver's words."""
     event = _mount_words(world, pod)
     if event is None:
@@ -153,7 +153,7 @@ def mount_fails(world: World, pod: Pod) -> Finding | None:
     "The container's image cannot be had",
     "On the embedded cluster use image: host; elsewhere correct the image's name or the registry's credentials.",
 )
-def image(world: World, pod: Pod) -> Finding | None:
+def image(world: ClusterView, pod: Pod) -> Finding | None:
     """A container waits for its image."""
     for status in pod.status.container_statuses:
         waiting = status.state.get("waiting") or {}
@@ -170,7 +170,7 @@ def image(world: World, pod: Pod) -> Finding | None:
     "A container cannot be made as it is described",
     "Correct the container: a secret or config map for its environment, its security context, its command.",
 )
-def container_config(world: World, pod: Pod) -> Finding | None:
+def container_config(world: ClusterView, pod: Pod) -> Finding | None:
     """The volumes are mounted, and the container's description cannot be carried out."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = status.state.get("waiting") or {}
@@ -187,7 +187,7 @@ def container_config(world: World, pod: Pod) -> Finding | None:
     "The pod's fsGroup has no effect on its volume",
     "Set fsGroupPolicy: File on the CSIDriver (delete and create it), or set owners inside the volume by hand.",
 )
-def fs_group_ignored(world: World, pod: Pod) -> Finding | None:
+def fs_group_ignored(world: ClusterView, pod: Pod) -> Finding | None:
     """The pod asks for a group on its volumes, and the driver's fsGroupPolicy says that ownership is left alone;
     a container that fails may lack the right to write."""
     note = fs_group_note(world, pod)
@@ -205,7 +205,7 @@ def fs_group_ignored(world: World, pod: Pod) -> Finding | None:
     "A container ends again and again",
     "Read the container's log; its volumes are mounted.",
 )
-def crashing(world: World, pod: Pod) -> Finding | None:
+def crashing(world: ClusterView, pod: Pod) -> Finding | None:
     """The volumes are there and the process fails; a permission error on the volume is a matter of fsGroup."""
     for status in pod.status.container_statuses:
         waiting = status.state.get("waiting") or {}
@@ -225,7 +225,7 @@ def crashing(world: World, pod: Pod) -> Finding | None:
     "The pod is being deleted and has not ended",
     "Wait for its grace period; a finalizer is removed by its owner, a dead node needs --force.",
 )
-def deleting(world: World, pod: Pod) -> Finding | None:
+def deleting(world: ClusterView, pod: Pod) -> Finding | None:
     """The node stops the containers, unmounts the volumes and lets the object go; a finalizer can hold it longer."""
     if not pod.is_deleting:
         return None
@@ -242,7 +242,7 @@ def deleting(world: World, pod: Pod) -> Finding | None:
     "The node is starting the pod",
     "Wait; mounting and starting take a moment.",
 )
-def starting(world: World, pod: Pod) -> Finding | None:
+def starting(world: ClusterView, pod: Pod) -> Finding | None:
     """The pod has a node, its volumes are attached, and nothing has failed so far."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
@@ -259,7 +259,7 @@ def _has_failed(status: ContainerStatus) -> bool:
     return any(one.get("exitCode") for one in ended)
 
 
-def fs_group_note(world: World, pod: Pod) -> tuple[str, ...]:
+def fs_group_note(world: ClusterView, pod: Pod) -> tuple[str, ...]:
     context = pod.spec.security_context
     if context is None or context.fs_group is None:
         return ()

@@ -1,8 +1,8 @@
 """Why a snapshot is not ready, or will not go away."""
 
 from moorage.insight.causes.model import Finding, cause, said
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import is_leaderless
-from moorage.insight.world import World
 from moorage.kube.objects import VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent
 
 _DEFAULT = "snapshot.storage.kubernetes.io/is-default-class"
@@ -13,16 +13,16 @@ def is_waiting(snapshot: VolumeSnapshot) -> bool:
     return not ready and not snapshot.is_deleting
 
 
-def content_of(world: World, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
+def content_of(world: ClusterView, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
     name = snapshot.status.bound_volume_snapshot_content_name if snapshot.status else None
     return world.contents.get(name or "")
 
 
-def class_of(world: World, snapshot: VolumeSnapshot) -> VolumeSnapshotClass | None:
+def class_of(world: ClusterView, snapshot: VolumeSnapshot) -> VolumeSnapshotClass | None:
     return world.snapshot_classes.get(snapshot.spec.volume_snapshot_class_name or "")
 
 
-def driver_of(world: World, snapshot: VolumeSnapshot) -> str:
+def driver_of(world: ClusterView, snapshot: VolumeSnapshot) -> str:
     claim = world.claims.get(f"{snapshot.namespace}/{snapshot.spec.source.persistent_volume_claim_name}")
     volume = world.volumes.get(claim.spec.volume_name) if claim is not None else None
     return volume.spec.csi.driver if volume is not None and volume.spec.csi is not None else ""
@@ -34,7 +34,7 @@ def driver_of(world: World, snapshot: VolumeSnapshot) -> str:
     "The snapshot is being deleted while a volume is restored from it",
     "Wait for the restore; the snapshot then goes by itself.",
 )
-def deleting_source(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def deleting_source(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """A snapshot that is the source of a pending claim is protected until that claim is bound."""
     if not snapshot.is_deleting:
         return None
@@ -52,7 +52,7 @@ def deleting_source(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The snapshot is being deleted",
     "The driver deletes its storage, then the finalizers go; read the content's error if it has one.",
 )
-def deleting(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def deleting(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """The snapshot controller and the driver's snapshotter take the content away first."""
     if not snapshot.is_deleting:
         return None
@@ -73,7 +73,7 @@ def deleting(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The snapshot's class does not exist",
     "Create the VolumeSnapshotClass, or name one that exists.",
 )
-def class_missing(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def class_missing(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """`spec.volumeSnapshotClassName` names a class that is not there."""
     name = snapshot.spec.volume_snapshot_class_name
     if not is_waiting(snapshot) or not name or name in world.snapshot_classes:
@@ -89,7 +89,7 @@ def class_missing(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The snapshot names no class and its driver has no default one",
     'Annotate one class of the driver with snapshot.storage.kubernetes.io/is-default-class: "true".',
 )
-def class_none(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def class_none(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """Without a class name, the default class of the claim's driver is used; there must be exactly one."""
     if (
         not is_waiting(snapshot)
@@ -117,7 +117,7 @@ def class_none(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The claim to snapshot does not exist",
     "Correct the name; the claim must be in the snapshot's namespace.",
 )
-def claim_missing(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def claim_missing(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """`spec.source.persistentVolumeClaimName` names a claim that is not there."""
     name = snapshot.spec.source.persistent_volume_claim_name
     if not is_waiting(snapshot) or not name or f"{snapshot.namespace}/{name}" in world.claims:
@@ -135,7 +135,7 @@ def claim_missing(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The claim to snapshot is not bound",
     "The explanation follows the claim.",
 )
-def claim_not_bound(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def claim_not_bound(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """Only a bound claim has a volume to take a snapshot of."""
     claim = world.claims.get(f"{snapshot.namespace}/{snapshot.spec.source.persistent_volume_claim_name}")
     if not is_waiting(snapshot) or claim is None or claim.status.phase == "Bound":
@@ -149,7 +149,7 @@ def claim_not_bound(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The snapshot's class is of another driver than its claim",
     "Name a class of the claim's driver.",
 )
-def driver_differs(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def driver_differs(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """A snapshot is taken by the driver that has the volume."""
     chosen, driver = class_of(world, snapshot), driver_of(world, snapshot)
     if not is_waiting(snapshot) or chosen is None or not driver or chosen.driver == driver:
@@ -167,7 +167,7 @@ def driver_differs(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The content that the snapshot names does not exist",
     "Create the VolumeSnapshotContent, or correct the name.",
 )
-def content_missing(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def content_missing(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """`spec.source.volumeSnapshotContentName` names a content that is not there."""
     name = snapshot.spec.source.volume_snapshot_content_name
     if not is_waiting(snapshot) or not name or name in world.contents:
@@ -183,7 +183,7 @@ def content_missing(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "The content of the snapshot is gone",
     "If the driver still has the snapshot, create a VolumeSnapshotContent with its handle and a snapshot that names it.",
 )
-def content_lost(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def content_lost(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """The snapshot was bound to a content that does not exist any more."""
     name = snapshot.status.bound_volume_snapshot_content_name if snapshot.status is not None else None
     if snapshot.is_deleting or not name or name in world.contents or "VolumeSnapshotContent" in world.unreadable:
@@ -196,7 +196,7 @@ def content_lost(world: World, snapshot: VolumeSnapshot) -> Finding | None:
 
 
 @cause("snapshot-fails", VolumeSnapshot, "Taking the snapshot fails", "Read the driver's words; it is tried again.")
-def fails(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def fails(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """CreateSnapshot fails; the error in the content's and the snapshot's status holds the driver's words."""
     content = content_of(world, snapshot)
     # The snapshot keeps an error until it is ready; the content's is taken back as soon as the driver succeeds.
@@ -217,7 +217,7 @@ def fails(world: World, snapshot: VolumeSnapshot) -> Finding | None:
     "Nobody handles snapshots in the cluster",
     "Start the snapshot controller (`moorage controllers snapshots`); one serves all drivers.",
 )
-def controller_not_running(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def controller_not_running(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """The snapshot has no content and no finalizer: the cluster's snapshot controller has not touched it."""
     if not is_waiting(snapshot) or snapshot.finalizers or content_of(world, snapshot) is not None:
         return None
@@ -233,7 +233,7 @@ def controller_not_running(world: World, snapshot: VolumeSnapshot) -> Finding | 
     "The driver's snapshotter has not taken the snapshot",
     "Start the driver's snapshotter (`moorage sidecars snapshotter`).",
 )
-def snapshotter_not_running(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def snapshotter_not_running(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """There is a content, and the driver's snapshotter has not put a handle into its status."""
     content = content_of(world, snapshot)
     has_handle = content is not None and content.status is not None and content.status.snapshot_handle
@@ -246,7 +246,7 @@ def snapshotter_not_running(world: World, snapshot: VolumeSnapshot) -> Finding |
 
 
 @cause("snapshot-not-ready", VolumeSnapshot, "The snapshot is being taken", "Wait; the driver is copying.")
-def not_ready(world: World, snapshot: VolumeSnapshot) -> Finding | None:
+def not_ready(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """The driver has the snapshot and says that it is not ready to use yet."""
     if not is_waiting(snapshot):
         return None

@@ -1,8 +1,8 @@
 """Why a volume is Released, Failed, or will not go away."""
 
 from moorage.insight.causes.model import Finding, cause, said
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import holder_of, is_leaderless, nodes_that_fit
-from moorage.insight.world import World
 from moorage.kube.objects import PersistentVolume
 
 _PROTECTION = "kubernetes.io/pv-protection"
@@ -14,7 +14,7 @@ _PROTECTION = "kubernetes.io/pv-protection"
     "The volume is being deleted and a claim holds it",
     "Delete the claim first; the volume then goes by itself.",
 )
-def deleting_bound(world: World, volume: PersistentVolume) -> Finding | None:
+def deleting_bound(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The finalizer kubernetes.io/pv-protection stays for as long as the volume is Bound."""
     if not volume.is_deleting or _PROTECTION not in volume.finalizers or volume.status.phase != "Bound":
         return None
@@ -32,7 +32,7 @@ def deleting_bound(world: World, volume: PersistentVolume) -> Finding | None:
     "The volume is being deleted and is still attached",
     "The explanation follows the attachment.",
 )
-def deleting_attached(world: World, volume: PersistentVolume) -> Finding | None:
+def deleting_attached(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The attacher's finalizer stays for as long as a VolumeAttachment names the volume."""
     attached = world.attachments_of(volume)
     if not volume.is_deleting or not attached:
@@ -48,7 +48,7 @@ def deleting_attached(world: World, volume: PersistentVolume) -> Finding | None:
     "The driver fails to delete the volume",
     "Read the driver's words; it is tried again with growing waits.",
 )
-def delete_fails(world: World, volume: PersistentVolume) -> Finding | None:
+def delete_fails(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """DeleteVolume fails; the volume is kept until it succeeds."""
     event = world.warning(volume, "VolumeFailedDelete")
     is_wanted = volume.status.phase in ("Released", "Failed") and (
@@ -66,7 +66,7 @@ def delete_fails(world: World, volume: PersistentVolume) -> Finding | None:
     "external-provisioner.volume.kubernetes.io/finalizer is removed by the driver's provisioner after DeleteVolume; "
     "external-attacher/… by its attacher.",
 )
-def deleting_finalizer(world: World, volume: PersistentVolume) -> Finding | None:
+def deleting_finalizer(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The object is being deleted and waits for the component whose finalizer it carries."""
     others = [name for name in volume.finalizers if name != _PROTECTION]
     if not volume.is_deleting or not volume.finalizers:
@@ -85,7 +85,7 @@ def deleting_finalizer(world: World, volume: PersistentVolume) -> Finding | None
     "The volume's claim is gone and its data is kept",
     "To use it again, remove spec.claimRef and create a claim with volumeName; to drop it, delete it and its storage.",
 )
-def released_retained(world: World, volume: PersistentVolume) -> Finding | None:
+def released_retained(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The reclaim policy is Retain: after its claim was deleted the volume stays Released, and no claim gets it until a
     person clears claimRef."""
     if volume.status.phase != "Released" or volume.spec.persistent_volume_reclaim_policy != "Retain":
@@ -100,7 +100,7 @@ def released_retained(world: World, volume: PersistentVolume) -> Finding | None:
     "The volume's claim is gone and nobody deletes it",
     "Start the driver's provisioner, which deletes volumes too (`moorage sidecars provisioner`).",
 )
-def released_undeleted(world: World, volume: PersistentVolume) -> Finding | None:
+def released_undeleted(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The policy is Delete, and the driver's provisioner has neither deleted the volume nor said why not."""
     if volume.status.phase != "Released" or volume.spec.persistent_volume_reclaim_policy != "Delete":
         return None
@@ -126,7 +126,7 @@ def released_undeleted(world: World, volume: PersistentVolume) -> Finding | None
     "Reclaiming the volume failed",
     "Read its message.",
 )
-def failed(world: World, volume: PersistentVolume) -> Finding | None:
+def failed(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The phase is Failed: the volume could not be deleted or recycled, or its policy is unknown."""
     if volume.status.phase != "Failed":
         return None
@@ -143,7 +143,7 @@ def failed(world: World, volume: PersistentVolume) -> Finding | None:
     "The volume is on a node that does not exist",
     "Bring the node back under its name. If it is gone for good, so is the data; delete the claim and the volume.",
 )
-def node_gone(world: World, volume: PersistentVolume) -> Finding | None:
+def node_gone(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The volume's node affinity matches no node of the cluster."""
     if volume.spec.node_affinity is None or volume.spec.node_affinity.required is None or nodes_that_fit(world, volume):
         return None

@@ -15,10 +15,10 @@ from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.log import get_logger
-from moorage.node.plugins.publish import NodeDrivers, NodeInfo
-from moorage.node.plugins.registry import Driver, Registry
+from moorage.node.plugins.csi_node import DriverNodeInfo, NodeDrivers
+from moorage.node.plugins.registry import DriverRegistry, RegisteredDriver
+from moorage.node.plugins.socket_watch import SocketIdentity, watch
 from moorage.node.plugins.versions import Version, highest_usable
-from moorage.node.plugins.watch import Identity, watch
 
 log = get_logger(__name__)
 
@@ -43,7 +43,7 @@ class PluginManager:
     def __init__(
         self,
         directory: Path,
-        registry: Registry,
+        registry: DriverRegistry,
         published: NodeDrivers,
         *,
         refresh_period_s: RefreshPeriod = lambda _driver: 0.0,
@@ -52,7 +52,7 @@ class PluginManager:
         self._registry = registry
         self._published = published
         self._refresh_period_s = refresh_period_s
-        self._tasks: dict[str, tuple[Identity, asyncio.Task[None]]] = {}
+        self._tasks: dict[str, tuple[SocketIdentity, asyncio.Task[None]]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._news = 0  # how often everything was to be published again
@@ -97,7 +97,7 @@ class PluginManager:
             if not self._untried:
                 self._tried.set()
 
-    async def _follow(self, sockets: dict[str, Identity]) -> None:
+    async def _follow(self, sockets: dict[str, SocketIdentity]) -> None:
         if self._untried is None:
             self._untried = set(sockets)
             self._was_tried("")
@@ -135,7 +135,7 @@ class PluginManager:
             await self._stay(driver)
             return
 
-    async def _stay(self, driver: Driver) -> None:
+    async def _stay(self, driver: RegisteredDriver) -> None:
         """While the socket is there: what NodeGetInfo says is published again as often as the CSIDriver object asks.
 
         One that lost its name to a higher version has it again when that one is gone."""
@@ -160,7 +160,7 @@ class PluginManager:
             await self._part(driver)
             raise
 
-    def _has_name_back(self, driver: Driver) -> bool:
+    def _has_name_back(self, driver: RegisteredDriver) -> bool:
         """The same connection is registered again: what the driver is doing is not disturbed."""
         known = self._registry.find(driver.name)
         if known is not None and known.version >= driver.version:
@@ -177,7 +177,7 @@ class PluginManager:
         except TimeoutError:
             return
 
-    async def _refresh(self, driver: Driver) -> bool:
+    async def _refresh(self, driver: RegisteredDriver) -> bool:
         """The number of volumes that a node can take may change while the driver runs."""
         if self._registry.find(driver.name) is not driver:
             return True  # one of a higher version has taken the name
@@ -188,18 +188,18 @@ class PluginManager:
             return False
         return True
 
-    async def _publish(self, driver: Driver) -> None:
+    async def _publish(self, driver: RegisteredDriver) -> None:
         info = await _node_info(driver)
         if self._registry.find(driver.name) is driver:  # else what one of a higher version has published stays
             await self._published.publish(info)
 
-    async def _register(self, path: str) -> Driver:
+    async def _register(self, path: str) -> RegisteredDriver:
         async with CsiClient(path, timeout_s=_DIAL_S) as socket:
             await socket.wait_connected(_DIAL_S)
             info = await socket.registration_info(timeout_s=_GET_INFO_S)
             try:
                 version = self._checked(info.type, info.name, list(info.supported_versions))
-                driver = Driver(info.name, info.endpoint or path, version, self._registry.call_timeout_s)
+                driver = RegisteredDriver(info.name, info.endpoint or path, version, self._registry.call_timeout_s)
             except MoorageError as error:
                 await _tell(socket, False, str(error))
                 raise
@@ -237,18 +237,18 @@ class PluginManager:
             )
         return best
 
-    async def _part(self, driver: Driver) -> None:
+    async def _part(self, driver: RegisteredDriver) -> None:
         """Its task was cancelled: its socket has gone, or the agent stops, and then it stays published."""
         if self._is_stopping:
             await driver.close()
         else:
             await self._unregister(driver)
 
-    async def _unregister(self, driver: Driver) -> None:
+    async def _unregister(self, driver: RegisteredDriver) -> None:
         """Not cut short by a cancellation: half-way, the cluster would be left with a driver that is gone."""
         await asyncio.shield(self._own(self._leave(driver)))
 
-    async def _leave(self, driver: Driver) -> None:
+    async def _leave(self, driver: RegisteredDriver) -> None:
         if not await self._registry.remove(driver):
             return  # a newer one has taken the name
         log.info("driver is gone", driver=driver.name)
@@ -278,10 +278,10 @@ class PluginManager:
         return task
 
 
-async def _node_info(driver: Driver) -> NodeInfo:
+async def _node_info(driver: RegisteredDriver) -> DriverNodeInfo:
     answer = await driver.client.NodeGetInfo(pb.NodeGetInfoRequest())
     segments = dict(answer.accessible_topology.segments) if answer.HasField("accessible_topology") else {}
-    return NodeInfo(driver.name, answer.node_id, segments, max(0, answer.max_volumes_per_node))
+    return DriverNodeInfo(driver.name, answer.node_id, segments, max(0, answer.max_volumes_per_node))
 
 
 async def _tell(socket: CsiClient, registered: bool, error: str) -> None:

@@ -27,7 +27,7 @@ class DriverMissing(MoorageError):
         )
 
 
-class Driver:
+class RegisteredDriver:
     """One registered driver: its name, its socket, and its capabilities, asked for once per registration."""
 
     def __init__(self, name: str, endpoint: str, version: tuple[int, ...], timeout_s: float) -> None:
@@ -69,22 +69,22 @@ class Driver:
             await asyncio.wait(self._asking)
 
 
-class Registry:
+class DriverRegistry:
     """Name to driver. Handlers are told the name of every driver that comes or goes."""
 
     def __init__(self, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.call_timeout_s = call_timeout_s
-        self._drivers: dict[str, Driver] = {}
+        self._drivers: dict[str, RegisteredDriver] = {}
         self._handlers: list[Callable[[str], None]] = []
 
-    def get(self, name: str) -> Driver:
+    def get(self, name: str) -> RegisteredDriver:
         """The driver, or DriverMissing."""
         driver = self._drivers.get(name)
         if driver is None:
             raise DriverMissing(name)
         return driver
 
-    def find(self, name: str) -> Driver | None:
+    def find(self, name: str) -> RegisteredDriver | None:
         return self._drivers.get(name)
 
     def names(self) -> list[str]:
@@ -93,11 +93,11 @@ class Registry:
     def subscribe(self, handler: Callable[[str], None]) -> None:
         self._handlers.append(handler)
 
-    def add(self, driver: Driver) -> None:
+    def add(self, driver: RegisteredDriver) -> None:
         self._drivers[driver.name] = driver
         self._tell(driver.name)
 
-    async def remove(self, driver: Driver) -> bool:
+    async def remove(self, driver: RegisteredDriver) -> bool:
         """Take a driver out, if it is still the one registered under its name; its calls are ended."""
         was_there = self._drivers.get(driver.name) is driver
         if was_there:

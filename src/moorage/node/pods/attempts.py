@@ -11,19 +11,21 @@ from typing import Any
 
 from moorage.host.boot import boot_id
 from moorage.log import get_logger
-from moorage.node.pods.cgroups import Cgroups
-from moorage.node.pods.lifecycle import Attempt
-from moorage.node.pods.record import DRAINED
-from moorage.node.pods.runtime import Container, read_spec, write_state
+from moorage.node.pods.lifecycle import ContainerAttempt
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.runtime.container_state import DRAINED
+from moorage.node.runtime.process_runtime import RunningContainer, read_spec, write_state
 
 log = get_logger(__name__)
 
 
-def attempts_of(containers: Mapping[str, Sequence[Container]], cgroups: Cgroups) -> dict[str, Attempt]:
+def attempts_of(
+    containers: Mapping[str, Sequence[RunningContainer]], cgroups: ContainerCgroups
+) -> dict[str, ContainerAttempt]:
     """The newest attempt at each container, with the one before."""
     found = {}
     for name, every in containers.items():
-        previous: Attempt | None = None
+        previous: ContainerAttempt | None = None
         for container, following in pairwise((*every[-2:], None)):
             if container is not None:
                 previous = _attempt(container, following, previous, cgroups)
@@ -32,14 +34,19 @@ def attempts_of(containers: Mapping[str, Sequence[Container]], cgroups: Cgroups)
     return found
 
 
-def _attempt(container: Container, following: Container | None, previous: Attempt | None, cgroups: Cgroups) -> Attempt:
+def _attempt(
+    container: RunningContainer,
+    following: RunningContainer | None,
+    previous: ContainerAttempt | None,
+    cgroups: ContainerCgroups,
+) -> ContainerAttempt:
     state: dict[str, Any] = container.state
     spec = {} if container.is_running else read_spec(container.directory)
     reason = str(state.get("reason") or "")
     if not reason and container.is_ended and _was_out_of_memory(container, spec, following, cgroups):
         reason = "OOMKilled"
         _record(container, reason)
-    return Attempt(
+    return ContainerAttempt(
         number=container.attempt,
         is_running=container.is_running,
         started=float(state.get("started") or 0.0),
@@ -57,7 +64,7 @@ def _attempt(container: Container, following: Container | None, previous: Attemp
 
 
 def _was_out_of_memory(
-    container: Container, spec: Mapping[str, Any], following: Container | None, cgroups: Cgroups
+    container: RunningContainer, spec: Mapping[str, Any], following: RunningContainer | None, cgroups: ContainerCgroups
 ) -> bool:
     """Whether the kernel has killed something in the container's group, which all attempts share, from its start to
     the next one's."""
@@ -68,7 +75,7 @@ def _was_out_of_memory(
     return kills > int(spec.get("oom_kills") or 0)
 
 
-def _record(container: Container, reason: str) -> None:
+def _record(container: RunningContainer, reason: str) -> None:
     container.state["reason"] = reason
     try:
         write_state(container.directory, container.state)

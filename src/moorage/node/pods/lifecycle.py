@@ -21,7 +21,7 @@ IMAGE = "host"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ContainerAttempt:
     """The newest attempt at one container, and how the one before ended."""
 
     number: int
@@ -36,11 +36,11 @@ class Attempt:
     is_of_this_boot: bool = True
     is_drained: bool = False  # ended by an agent that was stopped: its exit code says nothing of its work
     id: str = ""
-    previous: "Attempt | None" = None
+    previous: "ContainerAttempt | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PodDecision:
     """Which containers to start now, when to look again, and what the pod has come to."""
 
     start: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class _Round:
     """What one look at a pod's containers has found so far."""
 
     pod: Pod
-    attempts: Mapping[str, Attempt]
+    attempts: Mapping[str, ContainerAttempt]
     now: float
     start: list[str] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
@@ -96,11 +96,11 @@ class _Round:
         else:
             self.waiting[container.name] = _crash_loop(container, self.pod, attempt)
 
-    def decision(self, phase: str) -> Decision:
-        return Decision(tuple(self.start), min(self.again, default=None), phase, self.waiting)
+    def decision(self, phase: str) -> PodDecision:
+        return PodDecision(tuple(self.start), min(self.again, default=None), phase, self.waiting)
 
 
-def decide(pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision:
+def decide(pod: Pod, attempts: Mapping[str, ContainerAttempt], now: float) -> PodDecision:
     """The next step for a pod whose volumes are there."""
     policy = pod.spec.restart_policy or "Always"
     found = _Round(pod, attempts, now)
@@ -124,15 +124,15 @@ def decide(pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision:
         if attempt is not None and attempt.exit_code == 0 and not attempt.is_drained:
             continue
         if attempt is not None and not attempt.is_running and not _restarts(container, policy, attempt):
-            return Decision(phase="Failed", is_over=True)
+            return PodDecision(phase="Failed", is_over=True)
         if attempt is None or not attempt.is_running:
             found.begin(container)
         return found.decision("Running" if has_run else "Pending")
     return _decide_main(found, policy)
 
 
-def _decide_main(found: _Round, policy: str) -> Decision:
-    ended: list[Attempt] = []
+def _decide_main(found: _Round, policy: str) -> PodDecision:
+    ended: list[ContainerAttempt] = []
     for container in found.pod.spec.containers:
         attempt = found.attempts.get(container.name)
         if attempt is not None and attempt.is_running:
@@ -143,11 +143,11 @@ def _decide_main(found: _Round, policy: str) -> Decision:
         found.begin(container)
     if len(ended) == len(found.pod.spec.containers):
         is_failed = any(one.exit_code or one.is_drained for one in ended)
-        return Decision(phase="Failed" if is_failed else "Succeeded", is_over=True)
+        return PodDecision(phase="Failed" if is_failed else "Succeeded", is_over=True)
     return found.decision("Running")
 
 
-def _restarts(container: Container, of_pod: str, attempt: Attempt) -> bool:
+def _restarts(container: Container, of_pod: str, attempt: ContainerAttempt) -> bool:
     """A container's own rules count before its own policy, and that before its pod's."""
     for rule in container.restart_policy_rules:
         codes = rule.get("exitCodes") or {}
@@ -158,14 +158,14 @@ def _restarts(container: Container, of_pod: str, attempt: Attempt) -> bool:
     return policy == "Always" or (policy == "OnFailure" and (attempt.exit_code != 0 or attempt.is_drained))
 
 
-def next_streak(attempt: Attempt | None) -> int:
+def next_streak(attempt: ContainerAttempt | None) -> int:
     """The streak of the attempt that follows."""
     if attempt is None or attempt.is_drained:
         return 0
     return 1 if attempt.finished - attempt.started >= STEADY_S else attempt.streak + 1
 
 
-def _due(attempt: Attempt | None) -> float:
+def _due(attempt: ContainerAttempt | None) -> float:
     """When the next attempt may begin: at once the first two times, then later and later."""
     streak = next_streak(attempt)
     if attempt is not None and _is_first_failed_start(attempt):
@@ -176,12 +176,12 @@ def _due(attempt: Attempt | None) -> float:
     return attempt.finished + delay_s
 
 
-def _is_first_failed_start(attempt: Attempt) -> bool:
+def _is_first_failed_start(attempt: ContainerAttempt) -> bool:
     """A program that was not executed is not tried again at once: what is in the way seldom goes by itself."""
     return attempt.reason == START_ERROR and next_streak(attempt) < 2
 
 
-def _crash_loop(container: Container, pod: Pod, attempt: Attempt | None) -> tuple[str, str]:
+def _crash_loop(container: Container, pod: Pod, attempt: ContainerAttempt | None) -> tuple[str, str]:
     seconds = int(_due(attempt) - attempt.finished) if attempt else 0
     shown = f"{seconds // 60}m{seconds % 60}s" if seconds >= 60 else f"{seconds}s"
     text = f"back-off {shown} restarting failed container={container.name} pod={pod.name}_{pod.namespace}({pod.uid})"

@@ -14,34 +14,34 @@ import msgspec
 
 from moorage.errors import MoorageError
 from moorage.host.boot import boot_id
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError, Conflict, NotFound
-from moorage.kube.events import Recorder
 from moorage.kube.objects.core import Container as ContainerSpec
 from moorage.kube.objects.core import Pod
 from moorage.kube.objects.meta import ObjectReference, reference_to, seconds_of
 from moorage.log import get_logger
-from moorage.node.layout import Layout, PodUid
-from moorage.node.pods import housekeeping
+from moorage.node.layout import NodeLayout, PodUid
+from moorage.node.pods import cleanup
 from moorage.node.pods.attempts import attempts_of
-from moorage.node.pods.cgroups import Cgroups
+from moorage.node.pods.container_spec import BadContainer, SpecMaker
 from moorage.node.pods.lifecycle import (
     CRASH_LOOP,
     START_ERROR,
-    Attempt,
-    Decision,
+    ContainerAttempt,
+    PodDecision,
     decide,
     first_to_end,
     foreign_images,
     next_streak,
 )
-from moorage.node.pods.record import DRAINED
-from moorage.node.pods.report import status_of
-from moorage.node.pods.runtime import Container, ContainerFailed, NotCreated, Runtime
-from moorage.node.pods.spec import BadContainer, SpecMaker
-from moorage.node.pods.status import StatusWriter
+from moorage.node.pods.status_report import status_of
+from moorage.node.pods.status_writer import StatusWriter
 from moorage.node.pods.unsupported import unsupported
-from moorage.node.volumes.run import VolumeManager
+from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.runtime.container_state import DRAINED
+from moorage.node.runtime.process_runtime import ContainerFailed, NotCreated, RunningContainer, Runtime
+from moorage.node.volumes.manager import VolumeManager
 
 log = get_logger(__name__)
 
@@ -59,12 +59,12 @@ _KILL_AGAIN_S = 5.0
 class Tools:
     """What every worker works with."""
 
-    layout: Layout
+    layout: NodeLayout
     client: Client
     volumes: VolumeManager
     runtime: Runtime
     specs: SpecMaker
-    cgroups: Cgroups
+    cgroups: ContainerCgroups
     statuses: StatusWriter
     recorder: Recorder
     host_ip: str
@@ -80,7 +80,7 @@ class PodWorker:
         self.is_gone = False  # no object in the API any more
         self.is_draining = False  # the agent stops and takes its pods with it
         self.is_done = False
-        self.containers: dict[str, list[Container]] = {}
+        self.containers: dict[str, list[RunningContainer]] = {}
         self._tools = tools
         self._wake = asyncio.Event()
         self._failures = 0
@@ -88,7 +88,7 @@ class PodWorker:
         self._mount_warned_at = self._first_seen
         self._refusals_told: frozenset[str] = frozenset()
         self._stop_at: float | None = None  # when what still runs is killed
-        self._over: Decision | None = None
+        self._over: PodDecision | None = None
         self._over_reason = ("", "")
         self._config_errors: dict[str, tuple[str, str]] = {}
         self._is_prepared = False
@@ -131,7 +131,7 @@ class PodWorker:
             return await self._terminate()
         return self._by_deadline(pod, await self._advance(pod))
 
-    def newest(self, name: str) -> Container | None:
+    def newest(self, name: str) -> RunningContainer | None:
         attempts = self.containers.get(name)
         return attempts[-1] if attempts else None
 
@@ -159,7 +159,7 @@ class PodWorker:
         await self._look_after_volumes(decision.start)
         if not tools.volumes.is_mounted(pod):
             waiting_phase = decision.phase if attempts else "Pending"
-            self._tell(pod, Decision(phase=waiting_phase, waiting=decision.waiting), attempts)
+            self._tell(pod, PodDecision(phase=waiting_phase, waiting=decision.waiting), attempts)
             return self._mount_patience(pod, now)
         tried = decision.start
         for name in tried:
@@ -171,7 +171,7 @@ class PodWorker:
                 self._end(decision, attempts)
                 return 0.0
         held = self._config_errors
-        self._tell(pod, Decision((), None, decision.phase, {**decision.waiting, **held}), attempts)
+        self._tell(pod, PodDecision((), None, decision.phase, {**decision.waiting, **held}), attempts)
         self._tell_back_off(pod, decision, attempts)
         times = [] if decision.look_again_at is None else [max(0.0, decision.look_again_at - tools.clock())]
         if held or decision.start:
@@ -194,7 +194,7 @@ class PodWorker:
             self._looked_after |= due
             await self._tools.volumes.publish_again(self.uid, self._tools.specs.is_lost)
 
-    def _tell_back_off(self, pod: Pod, decision: Decision, attempts: Mapping[str, Attempt]) -> None:
+    def _tell_back_off(self, pod: Pod, decision: PodDecision, attempts: Mapping[str, ContainerAttempt]) -> None:
         for name, (reason, _) in decision.waiting.items():
             if reason == CRASH_LOOP and self._backed_off.get(name) != attempts[name].number:
                 self._backed_off[name] = attempts[name].number
@@ -227,7 +227,7 @@ class PodWorker:
             left = _MOUNT_PATIENCE_S
         return left
 
-    async def _start(self, pod: Pod, name: str, last: Attempt | None) -> None:
+    async def _start(self, pod: Pod, name: str, last: ContainerAttempt | None) -> None:
         tools = self._tools
         spec = _container_named(pod, name)
         attempts = self.containers.setdefault(name, [])
@@ -239,7 +239,7 @@ class PodWorker:
             return
         directory = tools.layout.containers_of(pod.uid).joinpath(name, str(number))
         log_file = tools.layout.logs.joinpath(f"{pod.namespace}_{pod.name}_{pod.uid}", name, f"{number}.log")
-        container = Container(pod.uid, name, number, directory, log_file)
+        container = RunningContainer(pod.uid, name, number, directory, log_file)
         attempts.append(container)
         owner = {"namespace": pod.namespace, "pod": pod.name, "streak": next_streak(last), "boot": boot_id()}
         if number:  # the group outlives its attempts: what was killed before is not this one's
@@ -265,7 +265,7 @@ class PodWorker:
             text = f"Error: failed to start container {name}: {error}"
             tools.recorder.warning(_part(pod, name), "Failed", text)
         while len(attempts) > 2:
-            housekeeping.remove_attempt(attempts.pop(0))
+            cleanup.remove_attempt(attempts.pop(0))
 
     def _not_created(self, pod: Pod, name: str, error: Exception) -> None:
         """Tried again later, and no attempt: what is in the way is not the container's fault."""
@@ -282,7 +282,7 @@ class PodWorker:
         if running:
             again_s = self._stop(running, pod, now)
             if pod is not None and not self.is_gone and not self.is_draining:
-                self._tell(pod, Decision(phase=self._phase(pod)), self._attempts())
+                self._tell(pod, PodDecision(phase=self._phase(pod)), self._attempts())
             return again_s
         if pod is not None and not self.is_gone and not self._was_ended(pod):
             attempts = self._attempts()
@@ -297,9 +297,9 @@ class PodWorker:
             return None
         if pod is not None and not self.is_gone:
             await tools.statuses.flush(self.uid)
-        housekeeping.remove_logs(tools.layout, self.uid)
+        cleanup.remove_logs(tools.layout, self.uid)
         tools.cgroups.remove(self.uid)
-        housekeeping.remove_pod_directory(tools.layout, self.uid)  # last: by it the next agent knows of the rest
+        cleanup.remove_pod_directory(tools.layout, self.uid)  # last: by it the next agent knows of the rest
         if pod is not None and not self.is_gone:
             try:
                 await tools.client.delete(Pod, pod.name, pod.namespace, uid=pod.uid, grace_s=0)
@@ -314,7 +314,7 @@ class PodWorker:
         """All was said and removed before, by this agent or an earlier one, and only a finalizer keeps the object."""
         return pod.is_deleting and not any(self.containers.values()) and pod.status.phase in ("Succeeded", "Failed")
 
-    def _stop(self, running: list[Container], pod: Pod | None, now: float) -> float:
+    def _stop(self, running: list[RunningContainer], pod: Pod | None, now: float) -> float:
         """Ask each container to end when it is its turn, and kill it when its time is over."""
         grace_s = self._grace()
         if self._stop_at is None:
@@ -340,7 +340,7 @@ class PodWorker:
             times.append(kill_at - now if now < kill_at else _KILL_AGAIN_S)
         return min(times)
 
-    def _least_grace(self, container: Container, pod: Pod | None) -> float:
+    def _least_grace(self, container: RunningContainer, pod: Pod | None) -> float:
         """A sidecar whose turn comes when the others have used up the time still gets a moment."""
         is_last = pod is not None and any(one.name == container.name for one in pod.spec.init_containers)
         return min(_LEAST_GRACE_S, self._grace()) if is_last else 0.0
@@ -362,12 +362,12 @@ class PodWorker:
         if self._over is not None:
             return True
         if pod.status.phase in ("Succeeded", "Failed"):
-            self._over = Decision(phase=pod.status.phase, is_over=True)
+            self._over = PodDecision(phase=pod.status.phase, is_over=True)
             self._over_reason = (pod.status.reason, pod.status.message)
             return True
         deadline = self._deadline(pod)
         if deadline is not None and self._tools.clock() >= deadline:
-            self._over = Decision(phase="Failed", is_over=True)
+            self._over = PodDecision(phase="Failed", is_over=True)
             self._over_reason = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
             self._tools.recorder.normal(pod, *self._over_reason)
             return True
@@ -377,17 +377,17 @@ class PodWorker:
         """Whether it is this agent that goes, and not the pod."""
         return self.is_draining and not self.is_gone and not pod.is_deleting and self._over is None
 
-    def _left(self, pod: Pod, attempts: Mapping[str, Attempt], now: float) -> Decision | None:
+    def _left(self, pod: Pod, attempts: Mapping[str, ContainerAttempt], now: float) -> PodDecision | None:
         """What is said of a pod that the next agent goes on with; None if there is nothing to go on with."""
         if not self._is_left(pod) or pod.status.phase in ("Succeeded", "Failed"):
             return None
         decision = decide(pod, attempts, now)
         if not decision.is_over:
-            return Decision(phase=self._phase(pod))
+            return PodDecision(phase=self._phase(pod))
         self._end(decision, attempts)
         return None
 
-    def _end(self, decision: Decision, attempts: Mapping[str, Attempt]) -> None:
+    def _end(self, decision: PodDecision, attempts: Mapping[str, ContainerAttempt]) -> None:
         self._over = decision
         if decision.phase == "Failed" and any(one.is_drained for one in attempts.values()):
             self._over_reason = ("Terminated", "Pod was terminated because its node agent was stopped")
@@ -402,20 +402,20 @@ class PodWorker:
         last = self._tools.statuses.last(self.uid)
         return str(last["phase"]) if last is not None else pod.status.phase or "Pending"
 
-    def _final(self, pod: Pod) -> Decision:
+    def _final(self, pod: Pod) -> PodDecision:
         if self._over is not None:
             return self._over
         if pod.status.phase in ("Succeeded", "Failed"):  # which is never taken back
-            return Decision(phase=pod.status.phase, is_over=True)
+            return PodDecision(phase=pod.status.phase, is_over=True)
         attempts = self._attempts()
         codes = [attempts[one.name].exit_code for one in pod.spec.containers if one.name in attempts]
         all_well = len(codes) == len(pod.spec.containers) and not any(codes)
-        return Decision(phase="Succeeded" if all_well else "Failed", is_over=True)
+        return PodDecision(phase="Succeeded" if all_well else "Failed", is_over=True)
 
-    def _attempts(self) -> dict[str, Attempt]:
+    def _attempts(self) -> dict[str, ContainerAttempt]:
         return attempts_of(self.containers, self._tools.cgroups)
 
-    def _tell(self, pod: Pod, decision: Decision, attempts: Mapping[str, Attempt]) -> None:
+    def _tell(self, pod: Pod, decision: PodDecision, attempts: Mapping[str, ContainerAttempt]) -> None:
         reason, message = self._over_reason
         if not decision.is_over or (not reason and decision.phase == pod.status.phase):
             # A reason belongs to the phase that it is told with.
@@ -448,7 +448,7 @@ def _steady(status: dict[str, Any], last: dict[str, Any] | None) -> dict[str, An
     return status
 
 
-def _mark_drained(container: Container) -> None:
+def _mark_drained(container: RunningContainer) -> None:
     """Before it is asked to end: how it ends must not be taken for what it had to say of its work."""
     try:
         (container.directory / DRAINED).touch()

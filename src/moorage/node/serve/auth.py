@@ -28,11 +28,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from moorage.errors import MoorageError
-from moorage.kube.client import Client
-from moorage.kube.config import ApiConfig
+from moorage.host.threads import in_thread
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import ApiConfig
 from moorage.log import get_logger
 from moorage.node.serve.peers import Ends, ends_of, roots_outside_of_pods
-from moorage.node.threads import in_thread
 
 log = get_logger(__name__)
 

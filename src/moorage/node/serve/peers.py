@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 End = tuple[Any, ...]  # an address and a port
 Ends = tuple[End | None, End | None]
-Table = dict[tuple[str, str], list[list[str]]]  # both ends, as they are written there, to rows
+SocketTable = dict[tuple[str, str], list[list[str]]]  # both ends, as they are written there, to rows
 
 _ESTABLISHED = 1
 _TABLES = {4: ("/proc/net/tcp", "/proc/net/tcp6"), 6: ("/proc/net/tcp6",)}  # a socket for both may speak IPv4
@@ -28,7 +28,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SocketRow:
     """One end of a connection on this machine. The kernel gives uid 0 and inode 0 once its process has closed it."""
 
     state: int
@@ -51,7 +51,7 @@ def roots_outside_of_pods(connections: Sequence[Ends]) -> list[bool]:
     return [_are_outside_of_pods(holders.get(inode, ())) for inode in inodes]
 
 
-def _inode_of_root(peer: End | None, own: End | None, table_at: Callable[[str], Table]) -> int:
+def _inode_of_root(peer: End | None, own: End | None, table_at: Callable[[str], SocketTable]) -> int:
     """Of the socket at the other end, if that is open and root has made it; else 0."""
     if not peer or not own or not _address(peer).is_loopback:
         return 0
@@ -81,8 +81,8 @@ def is_closed(transport: Transport) -> bool:
     return is_local and any(row.state != _ESTABLISHED for row in rows_between(peer, own))
 
 
-def _table_at(path: str) -> Table:
-    table: Table = {}
+def _table_at(path: str) -> SocketTable:
+    table: SocketTable = {}
     try:
         with open(path, encoding="ascii") as lines:  # some ms: the kernel looks through all it has room for
             for row in map(str.split, lines):
@@ -92,14 +92,14 @@ def _table_at(path: str) -> Table:
     return table
 
 
-def rows_between(local: End, remote: End, table_at: Callable[[str], Table] = _table_at) -> list[Row]:
+def rows_between(local: End, remote: End, table_at: Callable[[str], SocketTable] = _table_at) -> list[SocketRow]:
     """The ends on this machine with these addresses and ports."""
     pairs = [(one, other) for one in _spellings(local) for other in _spellings(remote)]
     for path in _TABLES[_address(local).version]:
         table = table_at(path)
         rows = [row for pair in pairs for row in table.get(pair, ())]
         if rows:
-            return [Row(int(row[3], 16), int(row[7]), int(row[9])) for row in rows]
+            return [SocketRow(int(row[3], 16), int(row[7]), int(row[9])) for row in rows]
     return []
 
 

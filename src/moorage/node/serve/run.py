@@ -15,15 +15,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from moorage.errors import InvalidRequest, MoorageError
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects.core import PodSpec
 from moorage.kube.objects.meta import as_document
 from moorage.log import get_logger
-from moorage.node.layout import Layout
-from moorage.node.pods.run import PodManager
-from moorage.node.pods.runtime import Container, Runtime, read_spec
-from moorage.node.pods.status import StatusWriter
-from moorage.node.serve import figures
+from moorage.node.layout import NodeLayout
+from moorage.node.pods.manager import PodManager
+from moorage.node.pods.status_writer import StatusWriter
+from moorage.node.runtime.process_runtime import RunningContainer, Runtime, read_spec
+from moorage.node.serve import metrics as figures
 from moorage.node.serve.auth import Gate, authority_of, server_context
 from moorage.node.serve.exec import ExecOptions, refused, serve_exec
 from moorage.node.serve.logs import is_yes, log_options_from, stream
@@ -79,14 +79,14 @@ class Endpoint:
         await self._runner.setup()
         config = self._config
         authority = authority_of(config.api, config.client_ca)
-        tls = server_context(Layout(config.root).run, config.node_name, config.address, authority)
+        tls = server_context(NodeLayout(config.root).run, config.node_name, config.address, authority)
         await self._listen(self._runner, tls)
         return self
 
     async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext) -> None:
         """On the port that was asked for; without one, on that of the agent before, which clients may still know."""
         config = self._config
-        remembered = Layout(config.root).run / "port"
+        remembered = NodeLayout(config.root).run / "port"
         wanted = config.port or _port_in(remembered)
         try:
             await web.TCPSite(runner, config.address, wanted, ssl_context=tls).start()
@@ -169,7 +169,7 @@ class Endpoint:
         what = Path(request.path).parts[1]
         return refused(501, f"{what} is not served by this node agent; exec and logs are")
 
-    def _container(self, request: web.Request, *, previous: bool) -> Container | str:
+    def _container(self, request: web.Request, *, previous: bool) -> RunningContainer | str:
         """The container that a request means, or why there is none, in the words that kubectl's users know."""
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         wanted = request.match_info["container"]
@@ -197,7 +197,7 @@ def _status_named(status: Mapping[str, Any] | None, name: str) -> Mapping[str, A
     return found
 
 
-def _previous(attempts: Sequence[Container], status: Mapping[str, Any]) -> Container | None:
+def _previous(attempts: Sequence[RunningContainer], status: Mapping[str, Any]) -> RunningContainer | None:
     """The attempt that the status gives as the last state: while the next one is awaited, that is the newest."""
     if not status:  # an agent started a moment ago has said nothing yet
         return attempts[-2] if len(attempts) > 1 else None

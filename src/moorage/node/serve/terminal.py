@@ -12,8 +12,8 @@ import signal
 import struct
 
 from moorage.host import libc
+from moorage.host.threads import in_thread
 from moorage.log import get_logger
-from moorage.node.threads import in_thread
 
 log = get_logger(__name__)
 

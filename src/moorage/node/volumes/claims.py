@@ -10,12 +10,12 @@ pods start together, and claims may be listed, one list is newer than all of the
 import asyncio
 from collections.abc import Callable
 
-from moorage.kube.byname import ByNameInformer
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.cache.by_name import ByNameInformer
 from moorage.kube.errors import Forbidden
 from moorage.kube.objects.core import PersistentVolumeClaim
 from moorage.log import get_logger
-from moorage.node.volumes.reads import Reads, not_long_ago
+from moorage.node.volumes.shared_reads import Reads, not_long_ago
 
 log = get_logger(__name__)
 

@@ -14,19 +14,19 @@ from moorage.log import get_logger
 from moorage.node.layout import PodUid
 from moorage.node.volumes.expand import Grower
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import (
-    Action,
+from moorage.node.volumes.state import (
     ActualVolume,
     CsiSource,
     Expand,
-    Failure,
-    Mount,
-    Outcome,
+    MountState,
+    MountVolume,
     PlainSource,
-    State,
-    Unmount,
+    StepFailure,
+    StepOutcome,
     UnmountDevice,
-    Use,
+    UnmountVolume,
+    VolumeAction,
+    VolumeUse,
 )
 
 log = get_logger(__name__)
@@ -35,16 +35,16 @@ log = get_logger(__name__)
 class Mounter(Protocol):
     """One kind of volume: each method ends in the state it names, or raises."""
 
-    async def stage(self, use: Use, is_staged: bool, is_reconstructed: bool) -> None: ...
+    async def stage(self, use: VolumeUse, is_staged: bool, is_reconstructed: bool) -> None: ...
 
-    async def publish(self, use: Use, state: State, may_be_used: bool) -> None: ...
+    async def publish(self, use: VolumeUse, state: MountState, may_be_used: bool) -> None: ...
 
     async def unpublish(self, volume: ActualVolume, uid: PodUid) -> None: ...
 
     async def unstage(self, volume: ActualVolume) -> None: ...
 
 
-class Executor:
+class VolumeExecutor:
     """Acts on drivers and on the disk."""
 
     def __init__(self, filesystem: Mounter, block: Mounter, plain: Mounter, grower: Grower) -> None:
@@ -53,16 +53,16 @@ class Executor:
         self._plain = plain
         self._grower = grower
 
-    async def execute(self, action: Action, volume: ActualVolume) -> Outcome:
+    async def execute(self, action: VolumeAction, volume: ActualVolume) -> StepOutcome:
         """The action's outcome; only cancellation of the caller is raised."""
-        reached = Outcome()
+        reached = StepOutcome()
         try:
             match action:
-                case Mount(use):
+                case MountVolume(use):
                     return await self._mount(use, volume)
                 case Expand(use):
                     return await self._grower.grow(use, volume)
-                case Unmount(_, uid):
+                case UnmountVolume(_, uid):
                     await self._for(volume.source_of(uid)).unpublish(volume, uid)
                 case UnmountDevice():
                     for mounter in self._all_for(volume.source):
@@ -74,21 +74,21 @@ class Executor:
             if task is not None and task.cancelling():
                 raise
             # The driver's connection was closed under the call (it was replaced): nothing is known.
-            return Outcome(Failure.UNCERTAIN, "device", "the driver went away during the call")
+            return StepOutcome(StepFailure.UNCERTAIN, "device", "the driver went away during the call")
         except StepFailed as error:
-            return Outcome(error.failure, error.step, str(error))
+            return StepOutcome(error.failure, error.step, str(error))
         except (MoorageError, OSError) as error:
-            return Outcome(Failure.TRANSIENT, "device", str(error))
+            return StepOutcome(StepFailure.TRANSIENT, "device", str(error))
         except Exception as error:  # a volume with a step that never ends would stay for ever
             log.exception("volume step failed unexpectedly", action=action.kind, volume=volume.name)
-            return Outcome(Failure.UNCERTAIN, "device", repr(error))
+            return StepOutcome(StepFailure.UNCERTAIN, "device", repr(error))
 
-    async def _mount(self, use: Use, volume: ActualVolume) -> Outcome:
+    async def _mount(self, use: VolumeUse, volume: ActualVolume) -> StepOutcome:
         mounter = self._for(use.source)
-        reached = Outcome()
+        reached = StepOutcome()
         step = "device"
         try:
-            is_staged = volume.device is State.MOUNTED and mounter is self._for(volume.source)
+            is_staged = volume.device is MountState.MOUNTED and mounter is self._for(volume.source)
             await mounter.stage(use, is_staged, volume.device_is_reconstructed)
             reached = replace(reached, staged=True)
             step = "pod"
@@ -104,17 +104,17 @@ class Executor:
             if task is not None and task.cancelling():
                 raise
             return replace(
-                reached, failure=Failure.UNCERTAIN, step=step, message="the driver went away during the call"
+                reached, failure=StepFailure.UNCERTAIN, step=step, message="the driver went away during the call"
             )
         except (MoorageError, OSError) as error:
-            failure = error.failure if isinstance(error, StepFailed) else Failure.TRANSIENT
+            failure = error.failure if isinstance(error, StepFailed) else StepFailure.TRANSIENT
             failed = replace(reached, failure=failure, step=step, message=str(error))
             if step == "expand":  # the pod waits until the volume has its size
-                return replace(failed, published=False, failure=Failure.UNCERTAIN)
+                return replace(failed, published=False, failure=StepFailure.UNCERTAIN)
             return failed
         except Exception as error:  # a driver's answer must not end the agent
             log.exception("mounting failed unexpectedly", volume=use.volume, pod=use.pod.uid)
-            return replace(reached, failure=Failure.UNCERTAIN, step=step, message=repr(error))
+            return replace(reached, failure=StepFailure.UNCERTAIN, step=step, message=repr(error))
 
     def _for(self, source: CsiSource | PlainSource) -> Mounter:
         if isinstance(source, PlainSource):

@@ -10,21 +10,21 @@ from enum import Enum
 from typing import Any
 
 from moorage.csi.errors import CsiError
-from moorage.kube.client import Client, PatchType
+from moorage.kube.api.client import Client, PatchType
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer
 from moorage.kube.objects.core import PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import ObjectReference, as_document, timestamp_text
 from moorage.kube.quantity import Quantity
 from moorage.log import get_logger
-from moorage.node.layout import Layout, VolumeName
-from moorage.node.plugins.registry import Registry
+from moorage.node.layout import NodeLayout, VolumeName
+from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.volumes import rules, wire
-from moorage.node.volumes.asking import driver_and_capabilities
-from moorage.node.volumes.fetch import Fetch
+from moorage.node.volumes.driver_calls import driver_and_capabilities
+from moorage.node.volumes.live_reads import Fetch
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import ActualVolume, CsiSource, Failure, Outcome, State, Use
+from moorage.node.volumes.state import ActualVolume, CsiSource, MountState, StepFailure, StepOutcome, VolumeUse
 
 log = get_logger(__name__)
 
@@ -45,26 +45,26 @@ class Choice(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ExpandDecision:
     choice: Choice
     target_bytes: int = 0
 
 
-def decide(claim: PersistentVolumeClaim, volume_bytes: int) -> Decision:
+def decide(claim: PersistentVolumeClaim, volume_bytes: int) -> ExpandDecision:
     """Whether to grow here, and to what size; pure."""
     state = claim.status.allocated_resource_statuses.get("storage", "")
     allocated = _bytes(claim.status.allocated_resources.get("storage"))
     usable = _bytes(claim.status.capacity.get("storage"))
     if not allocated and not state:
         if usable >= volume_bytes:
-            return Decision(Choice.RECORD, volume_bytes)
-        return Decision(Choice.GROW_UNTRACKED, volume_bytes)
+            return ExpandDecision(Choice.RECORD, volume_bytes)
+        return ExpandDecision(Choice.GROW_UNTRACKED, volume_bytes)
     if state in ("NodeResizePending", "NodeResizeInProgress"):
-        return Decision(Choice.GROW, allocated or volume_bytes)
+        return ExpandDecision(Choice.GROW, allocated or volume_bytes)
     if not state and usable >= allocated:
         shared = "ReadWriteMany" in claim.spec.access_modes and _NOT_REQUIRED not in claim.annotations
-        return Decision(Choice.GROW_SILENTLY if shared else Choice.RECORD, allocated)
-    return Decision(Choice.NOTHING)
+        return ExpandDecision(Choice.GROW_SILENTLY if shared else Choice.RECORD, allocated)
+    return ExpandDecision(Choice.NOTHING)
 
 
 class Grower:
@@ -72,9 +72,9 @@ class Grower:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: NodeLayout,
         client: Client,
-        registry: Registry,
+        registry: DriverRegistry,
         fetch: Fetch,
         claims: Informer[PersistentVolumeClaim],
         recorder: Recorder,
@@ -91,58 +91,60 @@ class Grower:
         """The volume has left this node, or has its size: what was refused before says nothing of the next time."""
         self._final_errors.discard(name)
 
-    async def grow_at_mount(self, use: Use, volume: ActualVolume) -> Outcome:
+    async def grow_at_mount(self, use: VolumeUse, volume: ActualVolume) -> StepOutcome:
         """Before a pod starts: the volume gets the size that its claim was promised."""
         if not isinstance(use.source, CsiSource) or use.source.is_ephemeral or not use.source.claim:
-            return Outcome()
+            return StepOutcome()
         known = volume.size_bytes or use.claim_size_bytes  # the claim may say more than this node has done
         if not 0 < use.claim_size_bytes < use.size_bytes or volume.growth_refused or not use.claim_expands:
-            return Outcome(size_bytes=known)
-        if use.read_only and volume.state_of(use.pod.uid) is State.MOUNTED:
-            return Outcome(size_bytes=known)  # published once more; the reader was told when it came
+            return StepOutcome(size_bytes=known)
+        if use.read_only and volume.state_of(use.pod.uid) is MountState.MOUNTED:
+            return StepOutcome(size_bytes=known)  # published once more; the reader was told when it came
         try:
             outcome = await self.grow(use, volume)
         except ApiError as error:
             raise StepFailed(
-                Failure.UNCERTAIN, "expand", f"claim {use.source.claim} cannot be served: {error}"
+                StepFailure.UNCERTAIN, "expand", f"claim {use.source.claim} cannot be served: {error}"
             ) from error
         if outcome.message == NOT_YET:  # its time comes while the pod runs
-            return Outcome(size_bytes=use.claim_size_bytes)
+            return StepOutcome(size_bytes=use.claim_size_bytes)
         if outcome.failure is not None and not outcome.growth_refused:
-            raise StepFailed(Failure.UNCERTAIN, "expand", outcome.message)
+            raise StepFailed(StepFailure.UNCERTAIN, "expand", outcome.message)
         return outcome
 
-    async def grow(self, use: Use, volume: ActualVolume) -> Outcome:
+    async def grow(self, use: VolumeUse, volume: ActualVolume) -> StepOutcome:
         """Grow if the claim's status says so; failing writes the reason into the claim."""
         source = use.source
         assert isinstance(source, CsiSource)
         namespace, _, name = source.claim.partition("/")
         claim = await self._client.find(PersistentVolumeClaim, name, namespace)
         if claim is None:
-            return Outcome(size_bytes=use.size_bytes)
+            return StepOutcome(size_bytes=use.size_bytes)
         if use.read_only:
             for about in (_pod(use), claim):
                 self._recorder.warning(about, "FileSystemResizeFailed", "volume is used read-only; it is not grown")
-            return Outcome(size_bytes=use.claim_size_bytes)
+            return StepOutcome(size_bytes=use.claim_size_bytes)
         decision = decide(claim, use.size_bytes)
         if decision.choice is Choice.NOTHING:
-            return Outcome(Failure.TRANSIENT, "expand", NOT_YET)
+            return StepOutcome(StepFailure.TRANSIENT, "expand", NOT_YET)
         if decision.choice is Choice.RECORD:
             self.forget(use.volume)
-            return Outcome(size_bytes=max(decision.target_bytes, use.size_bytes))
+            return StepOutcome(size_bytes=max(decision.target_bytes, use.size_bytes))
         try:
             return await self._expand(use, source, claim, decision)
         except StepFailed as error:
             self._recorder.warning(_pod(use), "VolumeResizeFailed", f"volume {use.outer_names[0]}: {error}")
             raise
 
-    async def _expand(self, use: Use, source: CsiSource, claim: PersistentVolumeClaim, decision: Decision) -> Outcome:
+    async def _expand(
+        self, use: VolumeUse, source: CsiSource, claim: PersistentVolumeClaim, decision: ExpandDecision
+    ) -> StepOutcome:
         silently = decision.choice is Choice.GROW_SILENTLY
         target = decision.target_bytes
         driver, capabilities = await driver_and_capabilities(self._registry, source.driver, "expand")
         if rules.EXPAND not in capabilities:
             if silently:
-                return Outcome(size_bytes=max(target, use.size_bytes))
+                return StepOutcome(size_bytes=max(target, use.size_bytes))
             cannot = CsiError(
                 "NodeExpandVolume", "UNIMPLEMENTED", f"driver {source.driver} cannot grow volumes on a node"
             )
@@ -163,21 +165,21 @@ class Grower:
         if not silently:
             await self._finished(claim, target)
         log.info("volume grown", volume=use.volume, pod=use.pod.uid, size=target)
-        return Outcome(size_bytes=max(target, use.size_bytes))
+        return StepOutcome(size_bytes=max(target, use.size_bytes))
 
-    def _paths(self, use: Use, source: CsiSource, capabilities: frozenset[str]) -> tuple[Any, Any]:
+    def _paths(self, use: VolumeUse, source: CsiSource, capabilities: frozenset[str]) -> tuple[Any, Any]:
         if source.is_block:
             path = self._layout.block_map(source.spec_name, use.pod.uid)
             return path, self._layout.block_staging(source.spec_name)
         staging = self._layout.staging_target(source.driver, source.handle) if rules.STAGE in capabilities else None
         return self._layout.publish_target(use.pod.uid, source.spec_name), staging
 
-    async def _refused(self, use: Use, claim: PersistentVolumeClaim, target: int, error: CsiError) -> Outcome:
+    async def _refused(self, use: VolumeUse, claim: PersistentVolumeClaim, target: int, error: CsiError) -> StepOutcome:
         self._recorder.warning(_pod(use), "VolumeResizeFailed", f"volume {use.outer_names[0]}: {error}")
         told = {"type": "NodeResizeError", "status": "True", "message": str(error)}
         status: dict[str, Any] = {"conditions": [{**told, "lastTransitionTime": timestamp_text(time.time())}]}
         request = _bytes(claim.spec.resources.requests.get("storage"))
-        is_final = rules.failure_from(error) is Failure.FINAL
+        is_final = rules.failure_from(error) is StepFailure.FINAL
         if error.code in _INFEASIBLE or (use.volume in self._final_errors and request != target):
             status["allocatedResourceStatuses"] = {"storage": "NodeResizeInfeasible"}
         if is_final:
@@ -194,7 +196,7 @@ class Grower:
         except ApiError as failed:
             log.warning("claim could not be told of the failure", claim=claim.key, reason=str(failed))
         refused = error.code == "FAILED_PRECONDITION"
-        return Outcome(Failure.TRANSIENT, "expand", str(error), growth_refused=refused)
+        return StepOutcome(StepFailure.TRANSIENT, "expand", str(error), growth_refused=refused)
 
     async def _finished(self, claim: PersistentVolumeClaim, target: int) -> None:
         kept = [as_document(one) for one in claim.status.conditions if one.type not in _RESIZE_CONDITIONS]
@@ -221,7 +223,7 @@ def _bytes(quantity: str | float | None) -> int:
     return Quantity.parse(quantity).value if quantity is not None else 0
 
 
-def _pod(use: Use) -> ObjectReference:
+def _pod(use: VolumeUse) -> ObjectReference:
     return ObjectReference(
         api_version="v1", kind=Pod.resource.kind, namespace=use.pod.namespace, name=use.pod.name, uid=use.pod.uid
     )

@@ -12,21 +12,21 @@ from pathlib import Path
 
 from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
+from moorage.host.safe_remove import remove_empty, remove_empty_up_to
 from moorage.log import get_logger
-from moorage.node.layout import CSI_PLUGIN, Layout, escaped
-from moorage.node.removal import remove_empty, remove_empty_up_to
-from moorage.node.volumes import metadata
+from moorage.node.layout import CSI_PLUGIN, NodeLayout, escaped
+from moorage.node.volumes.mounters import vol_data
 
 log = get_logger(__name__)
 
 
-def release_pod(layout: Layout, uid: str) -> None:
+def release_pod(layout: NodeLayout, uid: str) -> None:
     """A pod that is gone: what is mounted for it and cannot be given back is unmounted, or this raises."""
     volumes = layout.volumes_of(uid) / escaped(CSI_PLUGIN)
     for directory in volumes.iterdir() if volumes.is_dir() else ():
         if not _has_data(directory):
             _release_target(directory / "mount")
-            metadata.remove(directory)
+            vol_data.remove(directory)
             remove_empty(directory)
     devices = layout.devices_of(uid) / escaped(CSI_PLUGIN)
     for link in devices.iterdir() if devices.is_dir() else ():
@@ -39,7 +39,7 @@ def release_pod(layout: Layout, uid: str) -> None:
             link.unlink()
 
 
-def release_staged(layout: Layout, found: Collection[Path], known: Collection[Path]) -> None:
+def release_staged(layout: NodeLayout, found: Collection[Path], known: Collection[Path]) -> None:
     """Directories of staged volumes without usable data: those that belong to no known volume are taken away."""
     for directory in found:
         if directory in known or _has_data(directory):  # it may have been wanted in the meantime
@@ -53,7 +53,7 @@ def release_staged(layout: Layout, found: Collection[Path], known: Collection[Pa
             log.warning("staged volume without usable data is left", path=str(directory), reason=str(error))
 
 
-def _release_globalmount(layout: Layout, directory: Path) -> None:
+def _release_globalmount(layout: NodeLayout, directory: Path) -> None:
     target = directory / "globalmount"
     table = mountinfo.mounts()
     staged = mountinfo.mount_at(target, table)
@@ -61,17 +61,17 @@ def _release_globalmount(layout: Layout, directory: Path) -> None:
     if any(place.startswith(f"{layout.pods}/") for place in shown):
         raise MoorageError(f"{target} is still mounted for a pod")
     _release_target(target)
-    metadata.remove(directory)
+    vol_data.remove(directory)
     remove_empty(directory)
 
 
-def _release_block(layout: Layout, spec_name: str) -> None:
+def _release_block(layout: NodeLayout, spec_name: str) -> None:
     base = layout.block_devices / spec_name
     in_use = [layout.block_devices / "publish" / spec_name, *(base / "dev").glob("*")]
     if any(os.path.lexists(place) for place in in_use):
         return  # another pod has it, or its driver has it published: not before these are gone
     _release_target(layout.block_staging(spec_name))
-    metadata.remove(base / "data")
+    vol_data.remove(base / "data")
     for directory in (base / "data", base / "dev", base):
         remove_empty(directory)
 
@@ -92,7 +92,7 @@ def _is_same(one: mountinfo.Mount, other: mountinfo.Mount) -> bool:
 
 def _has_data(directory: Path) -> bool:
     try:
-        return metadata.read(directory) is not None
-    except metadata.UnreadableVolumeData as error:
+        return vol_data.read(directory) is not None
+    except vol_data.UnreadableVolumeData as error:
         log.warning("volume data is unreadable", path=str(directory), reason=str(error))
         return False

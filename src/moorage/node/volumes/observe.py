@@ -14,9 +14,9 @@ from pathlib import Path
 
 from moorage.host import mountinfo, mounts
 from moorage.log import get_logger
-from moorage.node.layout import Layout, PodUid, VolumeName, csi_volume_name, pod_volume_name, unescaped
-from moorage.node.volumes import metadata
-from moorage.node.volumes.world import ActualPod, ActualVolume, CsiSource, PlainSource, State
+from moorage.node.layout import NodeLayout, PodUid, VolumeName, csi_volume_name, pod_volume_name, unescaped
+from moorage.node.volumes.mounters import vol_data
+from moorage.node.volumes.state import ActualPod, ActualVolume, CsiSource, MountState, PlainSource
 
 log = get_logger(__name__)
 
@@ -24,7 +24,7 @@ _CSI_DIRECTORY = "kubernetes.io~csi"
 
 
 @dataclass(slots=True)
-class Observed:
+class ObservedVolumes:
     """The volumes found, and those of which not even the driver's name is known."""
 
     volumes: dict[VolumeName, ActualVolume] = field(default_factory=dict)
@@ -33,9 +33,9 @@ class Observed:
     pods: set[PodUid] = field(default_factory=set)
 
 
-def observe(layout: Layout) -> Observed:
+def observe(layout: NodeLayout) -> ObservedVolumes:
     """Everything that an earlier run may have left mounted."""
-    found = Observed()
+    found = ObservedVolumes()
     for pod in _directories(layout, layout.pods):
         uid = PodUid(pod.name)
         found.pods.add(uid)
@@ -49,49 +49,49 @@ def observe(layout: Layout) -> Observed:
     return found
 
 
-def staged_without_data(layout: Layout) -> list[Path]:
+def staged_without_data(layout: NodeLayout) -> list[Path]:
     """Directories of staged volumes of which nobody can say what they hold."""
-    found = Observed()
+    found = ObservedVolumes()
     _take_staged(found, layout)
     return found.staged_unreadable
 
 
-def has_begun(layout: Layout, uid: PodUid) -> bool:
+def has_begun(layout: NodeLayout, uid: PodUid) -> bool:
     """A container of the pod was started, now or by an earlier agent: its processes may have seen its volumes."""
     return any(_entries(layout, container) for container in _directories(layout, layout.containers_of(uid)))
 
 
-def _take_volume(found: Observed, layout: Layout, uid: PodUid, plugin: str, directory: Path) -> None:
+def _take_volume(found: ObservedVolumes, layout: NodeLayout, uid: PodUid, plugin: str, directory: Path) -> None:
     if plugin != _CSI_DIRECTORY:
         name = pod_volume_name(unescaped(plugin), uid, directory.name)
         source = PlainSource(unescaped(plugin), directory.name, None)
         _add(found, name, source, uid)
         return
     try:
-        data = metadata.read(directory)
-    except metadata.UnreadableVolumeData as error:
+        data = vol_data.read(directory)
+    except vol_data.UnreadableVolumeData as error:
         log.warning("volume cannot be recognised", path=str(directory), reason=str(error))
         found.unreadable.append(directory)
         return
     if data is None:
         found.unreadable.append(directory)
         return
-    _add_csi(found, metadata.source_from(data, directory.name), uid, data.get("seLinuxMountContext", ""))
+    _add_csi(found, vol_data.source_from(data, directory.name), uid, data.get("seLinuxMountContext", ""))
 
 
-def _take_block(found: Observed, layout: Layout, uid: PodUid, spec_name: str) -> None:
+def _take_block(found: ObservedVolumes, layout: NodeLayout, uid: PodUid, spec_name: str) -> None:
     try:
-        data = metadata.read(layout.block_data(spec_name))
-    except metadata.UnreadableVolumeData as error:
+        data = vol_data.read(layout.block_data(spec_name))
+    except vol_data.UnreadableVolumeData as error:
         log.warning("block volume cannot be recognised", volume=spec_name, reason=str(error))
         data = None
     if data is None:
         found.unreadable.append(layout.block_link(uid, spec_name))
         return
-    _add_csi(found, metadata.source_from(data, spec_name, is_block=True), uid)
+    _add_csi(found, vol_data.source_from(data, spec_name, is_block=True), uid)
 
 
-def _take_staged(found: Observed, layout: Layout) -> None:
+def _take_staged(found: ObservedVolumes, layout: NodeLayout) -> None:
     """Staged volumes without a pod: the agent died between unpublish and unstage."""
     base = layout.plugins / "kubernetes.io" / "csi"
     for driver in _directories(layout, base):
@@ -107,25 +107,25 @@ def _take_staged(found: Observed, layout: Layout) -> None:
             _take_device(found, volume / "data", is_block=True, spec_name=volume.name)
 
 
-def _take_device(found: Observed, directory: Path, *, is_block: bool, spec_name: str) -> None:
+def _take_device(found: ObservedVolumes, directory: Path, *, is_block: bool, spec_name: str) -> None:
     try:
-        data = metadata.read(directory)
-    except metadata.UnreadableVolumeData as error:
+        data = vol_data.read(directory)
+    except vol_data.UnreadableVolumeData as error:
         log.warning("staged volume cannot be recognised", path=str(directory), reason=str(error))
         data = None
     if data is None:
         found.staged_unreadable.append(directory)
         return
-    source = metadata.source_from(data, spec_name, is_block=is_block)
+    source = vol_data.source_from(data, spec_name, is_block=is_block)
     name = csi_volume_name(source.driver, source.handle)
     if name not in found.volumes:
         found.volumes[name] = ActualVolume(name, source)
-    found.volumes[name].device = State.UNCERTAIN
+    found.volumes[name].device = MountState.UNCERTAIN
     found.volumes[name].device_is_reconstructed = True
     found.volumes[name].se_linux_label = data.get("seLinuxMountContext", "")
 
 
-def _add_csi(found: Observed, source: CsiSource, uid: PodUid, se_linux_label: str = "") -> None:
+def _add_csi(found: ObservedVolumes, source: CsiSource, uid: PodUid, se_linux_label: str = "") -> None:
     if source.is_ephemeral:
         name = pod_volume_name("kubernetes.io/csi", uid, source.spec_name)
         _add(found, name, source, uid)
@@ -134,17 +134,17 @@ def _add_csi(found: Observed, source: CsiSource, uid: PodUid, se_linux_label: st
     name = csi_volume_name(source.driver, source.handle)
     _add(found, name, source, uid)
     found.volumes[name].se_linux_label = se_linux_label
-    found.volumes[name].device = State.UNCERTAIN
+    found.volumes[name].device = MountState.UNCERTAIN
     found.volumes[name].device_is_reconstructed = True
 
 
-def _add(found: Observed, name: VolumeName, source: CsiSource | PlainSource, uid: PodUid) -> None:
+def _add(found: ObservedVolumes, name: VolumeName, source: CsiSource | PlainSource, uid: PodUid) -> None:
     volume = found.volumes.setdefault(name, ActualVolume(name, source))
-    volume.pods[uid] = ActualPod(State.UNCERTAIN, is_reconstructed=True, source=source)
+    volume.pods[uid] = ActualPod(MountState.UNCERTAIN, is_reconstructed=True, source=source)
 
 
 @contextmanager
-def past_dead_mounts(layout: Layout, path: Path) -> Iterator[None]:
+def past_dead_mounts(layout: NodeLayout, path: Path) -> Iterator[None]:
     """Whatever is asked of the path in here may fail because of a dead mount: that is logged, and no reason to stop."""
     try:
         yield
@@ -154,7 +154,7 @@ def past_dead_mounts(layout: Layout, path: Path) -> Iterator[None]:
         log.warning("directory is left alone: what is mounted there is dead", path=str(path), reason=str(error))
 
 
-def _is_behind_dead_mount(layout: Layout, path: Path) -> bool:
+def _is_behind_dead_mount(layout: NodeLayout, path: Path) -> bool:
     """Something is mounted at this path or above it, below our root, and its server or device is gone."""
     if not mounts.is_corrupted(path):
         return False
@@ -162,13 +162,13 @@ def _is_behind_dead_mount(layout: Layout, path: Path) -> bool:
     return any(one.target in places for one in mountinfo.mounts_below(layout.root))
 
 
-def _directories(layout: Layout, path: Path) -> Iterator[Path]:
+def _directories(layout: NodeLayout, path: Path) -> Iterator[Path]:
     for entry in _entries(layout, path):
         if entry.is_dir(follow_symlinks=False):
             yield Path(entry.path)
 
 
-def _entries(layout: Layout, path: Path) -> list["os.DirEntry[str]"]:
+def _entries(layout: NodeLayout, path: Path) -> list["os.DirEntry[str]"]:
     with past_dead_mounts(layout, path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         return sorted(entries, key=lambda entry: entry.name)
     return []

@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from moorage.node.layout import PodUid, VolumeName
-from moorage.node.volumes.world import (
+from moorage.node.volumes.state import (
     STAGE,
-    Action,
     ActualVolume,
     CsiSource,
     Expand,
-    Mount,
-    State,
-    Unmount,
+    MountState,
+    MountVolume,
     UnmountDevice,
-    Use,
-    World,
+    UnmountVolume,
+    VolumeAction,
+    VolumeState,
+    VolumeUse,
 )
 
 _EXCLUSIVE = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
@@ -31,78 +31,78 @@ PASSING = frozenset({_NOT_REPORTED, _NOT_ATTACHED, _LEAVING})  # something is be
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VolumeStep:
     """The next action for a volume, if any; when to look again; whom to tell why nothing happens."""
 
-    action: Action | None = None
+    action: VolumeAction | None = None
     look_again_at: float | None = None
     waiting: Mapping[PodUid, str] = field(default_factory=dict)
     forget: bool = False
 
 
-def plan(world: World, names: Iterable[VolumeName], now: float) -> dict[VolumeName, Step]:
+def plan(world: VolumeState, names: Iterable[VolumeName], now: float) -> dict[VolumeName, VolumeStep]:
     """One step for each of the volumes."""
     return {name: plan_volume(world, name, now) for name in names}
 
 
-def plan_volume(world: World, name: VolumeName, now: float) -> Step:
+def plan_volume(world: VolumeState, name: VolumeName, now: float) -> VolumeStep:
     """At most one action: a volume leaves old pods first, then goes to new ones, and its device goes last."""
     uses = world.desired.get(name, {})
     volume = world.actual.get(name)
     if volume is not None and volume.pending is not None:
-        return Step()
+        return VolumeStep()
     again: list[float] = []
     waiting: dict[PodUid, str] = {}
     if volume is not None and world.is_ready:
         for uid, pod in volume.pods.items():
-            if pod.state is State.ABSENT or uid in uses or (uid in world.held and pod.may_be_used):
+            if pod.state is MountState.ABSENT or uid in uses or (uid in world.held and pod.may_be_used):
                 continue
-            action = _when_due(volume, Unmount(name, uid), now, again)
+            action = _when_due(volume, UnmountVolume(name, uid), now, again)
             if action is not None:
-                return Step(action)
+                return VolumeStep(action)
     if volume is not None and world.is_ready and _has_wrong_label(volume, uses.values()):
-        return Step(_when_due(volume, UnmountDevice(name), now, again), min(again, default=None))
+        return VolumeStep(_when_due(volume, UnmountDevice(name), now, again), min(again, default=None))
     for use in _fewest_failures_first(volume, uses.values()):
         action = _next_for(world, volume, use, now, again, waiting)
         if action is not None:
-            return Step(action, min(again, default=None), waiting)
+            return VolumeStep(action, min(again, default=None), waiting)
     if volume is not None and world.is_ready and not uses and not volume.pods:
-        if volume.device is State.ABSENT:
-            return Step(forget=True)
+        if volume.device is MountState.ABSENT:
+            return VolumeStep(forget=True)
         action = _when_due(volume, UnmountDevice(name), now, again)
         if action is not None:
-            return Step(action)
-    return Step(None, min(again, default=None), waiting)
+            return VolumeStep(action)
+    return VolumeStep(None, min(again, default=None), waiting)
 
 
-def _fewest_failures_first(volume: ActualVolume | None, uses: Collection[Use]) -> Collection[Use]:
+def _fewest_failures_first(volume: ActualVolume | None, uses: Collection[VolumeUse]) -> Collection[VolumeUse]:
     """A stage that fails is tried for one pod at a time: where it fails for one of them only, another has its turn."""
     if volume is None or STAGE not in volume.backoffs:
         return uses
-    return sorted(uses, key=lambda use: volume.failures_of(Mount(use)))
+    return sorted(uses, key=lambda use: volume.failures_of(MountVolume(use)))
 
 
 def _next_for(
-    world: World,
+    world: VolumeState,
     volume: ActualVolume | None,
-    use: Use,
+    use: VolumeUse,
     now: float,
     again: list[float],
     waiting: dict[PodUid, str],
-) -> Action | None:
+) -> VolumeAction | None:
     uid = use.pod.uid
-    state = volume.state_of(uid) if volume else State.ABSENT
-    if state is not State.MOUNTED:
+    state = volume.state_of(uid) if volume else MountState.ABSENT
+    if state is not MountState.MOUNTED:
         reason = _obstacle(world, volume, use, now, again)
         if reason:
             waiting[uid] = reason
             return None
-        return _when_due(volume, Mount(use), now, again)
+        return _when_due(volume, MountVolume(use), now, again)
     assert volume is not None
     if use.republish_s > 0:
         due = volume.pods[uid].published_at + use.republish_s
         if due <= now:
-            action = _when_due(volume, Mount(use), now, again)
+            action = _when_due(volume, MountVolume(use), now, again)
             if action is not None:
                 return action
         else:
@@ -112,7 +112,7 @@ def _next_for(
     return None
 
 
-def wants_growth(volume: ActualVolume, use: Use) -> bool:
+def wants_growth(volume: ActualVolume, use: VolumeUse) -> bool:
     """The PV has become larger than what this node last grew the volume to."""
     known = volume.size_bytes or use.claim_size_bytes
     return (
@@ -125,20 +125,20 @@ def wants_growth(volume: ActualVolume, use: Use) -> bool:
     )
 
 
-def _has_wrong_label(volume: ActualVolume, uses: Collection[Use]) -> bool:
+def _has_wrong_label(volume: ActualVolume, uses: Collection[VolumeUse]) -> bool:
     """Staged with an SELinux label that no pod wants any more: a mount's label cannot be changed."""
-    is_free = volume.device is not State.ABSENT and not volume.pods
+    is_free = volume.device is not MountState.ABSENT and not volume.pods
     return is_free and bool(uses) and all(use.se_linux_label != volume.se_linux_label for use in uses)
 
 
-def _obstacle(world: World, volume: ActualVolume | None, use: Use, now: float, again: list[float]) -> str:
+def _obstacle(world: VolumeState, volume: ActualVolume | None, use: VolumeUse, now: float, again: list[float]) -> str:
     if use.is_attachable:
         if use.volume not in world.in_use_reported:
             return _NOT_REPORTED
         if use.volume not in world.attached:
             return _NOT_ATTACHED
     held = volume.pods if volume is not None else {}
-    others = [uid for uid, pod in held.items() if uid != use.pod.uid and pod.state is not State.ABSENT]
+    others = [uid for uid, pod in held.items() if uid != use.pod.uid and pod.state is not MountState.ABSENT]
     ends = [world.leaving[uid] for uid in others if world.leaving.get(uid, now) > now and not use.is_shared]
     if ends:
         again.append(min(ends))
@@ -151,7 +151,7 @@ def _obstacle(world: World, volume: ActualVolume | None, use: Use, now: float, a
     return ""
 
 
-def _when_due(volume: ActualVolume | None, action: Action, now: float, again: list[float]) -> Action | None:
+def _when_due(volume: ActualVolume | None, action: VolumeAction, now: float, again: list[float]) -> VolumeAction | None:
     due = volume.due_at(action) if volume is not None else now
     if now < due:
         again.append(due)

@@ -15,9 +15,9 @@ from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.kube.quantity import Quantity
 from moorage.kube.selectors import node_matches
 from moorage.node.layout import PodUid, VolumeName, csi_volume_name, ephemeral_handle, pod_volume_name
-from moorage.node.volumes.plain import OF_OBJECTS, PlainBody, plugin_of
+from moorage.node.volumes.mounters.builtin import OF_OBJECTS, PlainBody, plugin_of
 from moorage.node.volumes.rules import mount_label
-from moorage.node.volumes.world import CsiSource, PlainSource, PodRef, Use
+from moorage.node.volumes.state import CsiSource, PlainSource, PodRef, VolumeUse
 
 _PROTECTION = "kubernetes.io/pvc-protection"
 
@@ -46,7 +46,7 @@ class Lookup(Protocol):
 class Needs:
     """A pod's volumes: those that can be mounted, and why the others cannot."""
 
-    uses: list[Use] = field(default_factory=list)
+    uses: list[VolumeUse] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
 
@@ -54,7 +54,7 @@ def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
     """What must be mounted for the pod. Volumes that no container refers to are not."""
     needs = Needs()
     mounted, mapped = _referenced(pod)
-    by_volume: dict[str, Use] = {}
+    by_volume: dict[str, VolumeUse] = {}
     by_place: dict[tuple[str, bool], VolumeName] = {}
     for volume in pod.spec.volumes:
         if volume.name not in mounted and volume.name not in mapped:
@@ -90,7 +90,7 @@ def refuse_replacements(needs: Needs, found: Mapping[VolumeName, CsiSource], giv
     needs.uses = [use for use in needs.uses if needs.errors.keys().isdisjoint(use.outer_names)]
 
 
-def _is_persistent(use: Use) -> bool:
+def _is_persistent(use: VolumeUse) -> bool:
     return isinstance(use.source, CsiSource) and not use.source.is_ephemeral
 
 
@@ -121,7 +121,7 @@ def _referenced(pod: Pod) -> tuple[set[str], set[str]]:
     return mounted, mapped
 
 
-def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
+def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> VolumeUse:
     if volume.csi is not None:
         return _inline(pod, volume, lookup, sync_s)
     if volume.persistent_volume_claim is not None or volume.ephemeral is not None:
@@ -133,7 +133,7 @@ def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
     if not plugin:
         raise NotUsable(f"volume {volume.name}: this kind of volume is not made by this node agent")
     security = pod.spec.security_context
-    return Use(
+    return VolumeUse(
         volume=pod_volume_name(plugin, pod.uid, volume.name),
         pod=_ref(pod),
         source=PlainSource(plugin, volume.name, PlainBody(volume, pod)),
@@ -144,7 +144,7 @@ def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
     )
 
 
-def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
+def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> VolumeUse:
     csi = volume.csi
     assert csi is not None
     secret = csi.node_publish_secret_ref
@@ -159,7 +159,7 @@ def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
     )
     security = pod.spec.security_context
     driver = lookup.driver(csi.driver)
-    return Use(
+    return VolumeUse(
         volume=pod_volume_name("kubernetes.io/csi", pod.uid, volume.name),
         pod=_ref(pod),
         source=source,
@@ -172,7 +172,7 @@ def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
     )
 
 
-def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
+def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> VolumeUse:
     key = f"{pod.namespace}/{_claim_name(pod, volume)}"
     claim = lookup.claim(key)
     if claim is None:
@@ -206,7 +206,7 @@ def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Use:
     driver = lookup.driver(csi.driver)
     read_only = volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only
     security = pod.spec.security_context
-    return Use(
+    return VolumeUse(
         volume=csi_volume_name(csi.driver, csi.volume_handle),
         pod=_ref(pod),
         source=source,
@@ -243,7 +243,7 @@ def _bound_volume(pod: Pod, volume: PodVolume, claim: PersistentVolumeClaim, loo
     return pv
 
 
-def _check_mode(use: Use, name: str, mounted: set[str], mapped: set[str]) -> None:
+def _check_mode(use: VolumeUse, name: str, mounted: set[str], mapped: set[str]) -> None:
     is_block = isinstance(use.source, CsiSource) and use.source.is_block
     if is_block and name in mounted:
         raise NotUsable(f"volume {name} has volumeMode Block, but is specified in volumeMounts")
@@ -251,7 +251,7 @@ def _check_mode(use: Use, name: str, mounted: set[str], mapped: set[str]) -> Non
         raise NotUsable(f"volume {name} has volumeMode Filesystem, but is specified in volumeDevices")
 
 
-def _check_directory(use: Use, by_place: dict[tuple[str, bool], VolumeName]) -> None:
+def _check_directory(use: VolumeUse, by_place: dict[tuple[str, bool], VolumeName]) -> None:
     """A pod's CSI volumes lie side by side under the names of PersistentVolumes and of inline volumes."""
     if isinstance(use.source, CsiSource):
         name = use.source.spec_name
@@ -259,7 +259,7 @@ def _check_directory(use: Use, by_place: dict[tuple[str, bool], VolumeName]) -> 
             raise NotUsable(f"inline volume {name} has the name of PersistentVolume {name}, which the pod uses too")
 
 
-def _merged(one: Use, other: Use) -> Use:
+def _merged(one: VolumeUse, other: VolumeUse) -> VolumeUse:
     return replace(
         other, outer_names=(*one.outer_names, *other.outer_names), read_only=one.read_only and other.read_only
     )

@@ -13,7 +13,7 @@ from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.kube.objects.core import Pod, SELinuxOptions
 from moorage.kube.objects.storage import CsiDriverSpec
-from moorage.node.volumes.world import CsiSource, Failure, Use
+from moorage.node.volumes.state import CsiSource, StepFailure, VolumeUse
 
 _UNCERTAIN = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED"})
 _MODE = pb.VolumeCapability.AccessMode
@@ -24,15 +24,15 @@ MULTI_WRITER, MOUNT_GROUP = "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP"
 class StepFailed(MoorageError):
     """A step of mounting or unmounting failed: where, and what may be concluded."""
 
-    def __init__(self, failure: Failure, step: str, message: str) -> None:
+    def __init__(self, failure: StepFailure, step: str, message: str) -> None:
         super().__init__(message)
         self.failure = failure
         self.step = step
 
 
-def failure_from(error: CsiError) -> Failure:
+def failure_from(error: CsiError) -> StepFailure:
     """Whether the driver may have done (or may still do) what it was asked."""
-    return Failure.UNCERTAIN if error.code in _UNCERTAIN else Failure.FINAL
+    return StepFailure.UNCERTAIN if error.code in _UNCERTAIN else StepFailure.FINAL
 
 
 def access_mode(modes: Sequence[str], capabilities: Collection[str]) -> "pb.VolumeCapability.AccessMode.Mode.ValueType":
@@ -48,10 +48,10 @@ def access_mode(modes: Sequence[str], capabilities: Collection[str]) -> "pb.Volu
             return _MODE.MULTI_NODE_MULTI_WRITER
         case "ReadWriteOncePod":
             return _MODE.SINGLE_NODE_SINGLE_WRITER if fine else _MODE.SINGLE_NODE_WRITER
-    raise StepFailed(Failure.FINAL, "device", f"access mode {first} is not known")
+    raise StepFailed(StepFailure.FINAL, "device", f"access mode {first} is not known")
 
 
-def agent_applies_fs_group(use: Use, driver: CsiDriverSpec | None, capabilities: Collection[str]) -> bool:
+def agent_applies_fs_group(use: VolumeUse, driver: CsiDriverSpec | None, capabilities: Collection[str]) -> bool:
     """Whether files are to be given to the pod's group by us; otherwise the driver does it, or nobody."""
     assert isinstance(use.source, CsiSource)
     if MOUNT_GROUP in capabilities or use.fs_group is None or use.read_only:

@@ -3,7 +3,7 @@
 Owns: nothing; it only answers `populate.py`'s questions.
 """
 
-from moorage.kube.informer import Informer
+from moorage.kube.cache.informer import Informer
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 

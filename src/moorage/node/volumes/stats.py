@@ -15,11 +15,11 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.log import get_logger
-from moorage.node.layout import Layout, PodUid, VolumeName
-from moorage.node.plugins.registry import Registry
+from moorage.node.layout import NodeLayout, PodUid, VolumeName
+from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.volumes import rules
-from moorage.node.volumes.run import VolumeManager
-from moorage.node.volumes.world import CsiSource, State, Use
+from moorage.node.volumes.manager import VolumeManager
+from moorage.node.volumes.state import CsiSource, MountState, VolumeUse
 
 log = get_logger(__name__)
 
@@ -52,8 +52,8 @@ class VolumeStats:
 
     def __init__(
         self,
-        layout: Layout,
-        registry: Registry,
+        layout: NodeLayout,
+        registry: DriverRegistry,
         volumes: VolumeManager,
         *,
         kept_s: float = KEPT_S,
@@ -80,11 +80,11 @@ class VolumeStats:
             await self._refresh_all([use for use in wanted if not self._is_fresh(use)])
             return [usage for _, usage in self._known.values()]
 
-    def _is_fresh(self, use: Use) -> bool:
+    def _is_fresh(self, use: VolumeUse) -> bool:
         known = self._known.get((use.pod.uid, use.volume))
         return known is not None and self._clock() - known[0] < self._kept_s
 
-    async def _refresh_all(self, uses: list[Use]) -> None:
+    async def _refresh_all(self, uses: list[VolumeUse]) -> None:
         turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
         tasks = {asyncio.create_task(self._refresh(use, turns[_driver_of(use)])): use for use in uses}
         try:
@@ -101,7 +101,7 @@ class VolumeStats:
             drivers = sorted({_driver_of(tasks[task]) for task in late})
             log.warning("volume figures did not come in time", volumes=len(late), drivers=", ".join(drivers))
 
-    def _mounted(self) -> list[Use]:
+    def _mounted(self) -> list[VolumeUse]:
         world = self._volumes.world
         return [
             use
@@ -109,10 +109,10 @@ class VolumeStats:
             for uid, use in uses.items()
             if isinstance(use.source, CsiSource)
             and (actual := world.actual.get(name)) is not None
-            and actual.state_of(uid) is State.MOUNTED
+            and actual.state_of(uid) is MountState.MOUNTED
         ]
 
-    async def _refresh(self, use: Use, turn: asyncio.Semaphore) -> None:
+    async def _refresh(self, use: VolumeUse, turn: asyncio.Semaphore) -> None:
         key = (use.pod.uid, use.volume)
         try:
             async with turn:
@@ -126,7 +126,7 @@ class VolumeStats:
         else:
             self._known[key] = (self._clock(), usage)
 
-    async def _ask(self, use: Use) -> Usage | None:
+    async def _ask(self, use: VolumeUse) -> Usage | None:
         source = use.source
         assert isinstance(source, CsiSource)
         driver = self._registry.get(source.driver)
@@ -145,11 +145,11 @@ class VolumeStats:
         return _usage_from(use, source, answer, taken_at)
 
 
-def _driver_of(use: Use) -> str:
+def _driver_of(use: VolumeUse) -> str:
     return use.source.driver if isinstance(use.source, CsiSource) else ""
 
 
-def _usage_from(use: Use, source: CsiSource, answer: pb.NodeGetVolumeStatsResponse, taken_at: float) -> Usage:
+def _usage_from(use: VolumeUse, source: CsiSource, answer: pb.NodeGetVolumeStatsResponse, taken_at: float) -> Usage:
     by_unit = {one.unit: one for one in answer.usage}
     size = by_unit.get(pb.VolumeUsage.BYTES, pb.VolumeUsage())
     inodes = by_unit.get(pb.VolumeUsage.INODES, pb.VolumeUsage())

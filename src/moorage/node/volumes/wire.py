@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moorage.csi import csi_pb2 as pb
 from moorage.node.volumes.rules import MOUNT_GROUP, access_mode
-from moorage.node.volumes.world import CsiSource, Use
+from moorage.node.volumes.state import CsiSource, VolumeUse
 
 _PREFIX = "csi.storage.k8s.io/"
 TOKENS_KEY = f"{_PREFIX}serviceAccount.tokens"
@@ -28,7 +28,7 @@ class Extras:
 
 
 def capability(
-    use: Use, source: CsiSource, capabilities: Collection[str], se_linux_context: str = ""
+    use: VolumeUse, source: CsiSource, capabilities: Collection[str], se_linux_context: str = ""
 ) -> pb.VolumeCapability:
     """How the volume is to be used."""
     mode = access_mode(source.access_modes, capabilities)
@@ -51,7 +51,7 @@ def _of_filesystem(
 
 
 def stage_request(
-    use: Use, source: CsiSource, staging: Path, extras: Extras, capabilities: Collection[str]
+    use: VolumeUse, source: CsiSource, staging: Path, extras: Extras, capabilities: Collection[str]
 ) -> pb.NodeStageVolumeRequest:
     return pb.NodeStageVolumeRequest(
         volume_id=source.handle,
@@ -64,7 +64,7 @@ def stage_request(
 
 
 def publish_request(
-    use: Use, source: CsiSource, staging: Path | None, target: Path, extras: Extras, capabilities: Collection[str]
+    use: VolumeUse, source: CsiSource, staging: Path | None, target: Path, extras: Extras, capabilities: Collection[str]
 ) -> pb.NodePublishVolumeRequest:
     return pb.NodePublishVolumeRequest(
         volume_id=source.handle,
@@ -79,7 +79,7 @@ def publish_request(
 
 
 def expand_request(
-    use: Use, source: CsiSource, path: Path, staging: Path | None, size: int, secrets: Mapping[str, str],
+    use: VolumeUse, source: CsiSource, path: Path, staging: Path | None, size: int, secrets: Mapping[str, str],
     capabilities: Collection[str],
 ) -> pb.NodeExpandVolumeRequest:  # fmt: skip
     return pb.NodeExpandVolumeRequest(
@@ -92,7 +92,7 @@ def expand_request(
     )
 
 
-def pod_info(use: Use) -> dict[str, str]:
+def pod_info(use: VolumeUse) -> dict[str, str]:
     """The keys of podInfoOnMount."""
     assert isinstance(use.source, CsiSource)
     return {

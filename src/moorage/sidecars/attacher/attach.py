@@ -12,14 +12,14 @@ import grpc
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
-from moorage.kube.client import PatchType
+from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.objects import PersistentVolume, VolumeAttachment, VolumeSpec
 from moorage.kube.objects.meta import timestamp_text
 from moorage.log import get_logger
 from moorage.sidecars import names
 from moorage.sidecars.attacher.decide import finalizer_of, node_id_on, source_spec
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.edits import json_add_finalizer, json_remove_finalizer
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.secrets import read_secret
@@ -31,7 +31,7 @@ log = get_logger(__name__)
 class AttachmentWorker:
     """Attaches and detaches; `sync` and `sync_volume` are the work of the two queues."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._forced: set[str] = set()
 

@@ -9,7 +9,7 @@ from moorage.log import get_logger
 from moorage.sidecars import names
 from moorage.sidecars.attacher.attach import AttachmentWorker
 from moorage.sidecars.attacher.decide import Published, is_worth_a_look, node_id_on, releases_volume, source_spec
-from moorage.sidecars.context import Context, synced
+from moorage.sidecars.context import RoleContext, synced
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.roles import Role
 
@@ -19,7 +19,7 @@ log = get_logger(__name__)
 class Attacher:
     """Stands for external-attacher; without PUBLISH_UNPUBLISH_VOLUME it only marks attachments as attached."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._attachments = context.queue("csi-attacher-va")
         self._volumes = context.queue("csi-attacher-pv")

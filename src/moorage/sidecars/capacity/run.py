@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import ApiError, NotFound
-from moorage.kube.informer import Informer
 from moorage.kube.objects import (
     CSINode,
     CSIStorageCapacity,
@@ -24,11 +25,10 @@ from moorage.kube.objects import (
     as_document,
 )
 from moorage.kube.quantity import bytes_of, bytes_text
-from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.capacity.segments import Item, item_of, items_of, managed_by, segments_of
-from moorage.sidecars.context import Context, NodeLabels, synced
+from moorage.sidecars.capacity.segments import CapacityItem, item_of, items_of, managed_by, segments_of
+from moorage.sidecars.context import NodeLabels, RoleContext, synced
 from moorage.sidecars.errors import SidecarError
 
 log = get_logger(__name__)
@@ -39,16 +39,16 @@ _SOON_S = 0.2  # several changes in a row are one
 class CapacityPublisher:
     """Stands for the capacity part of external-provisioner (--enable-capacity)."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context = context
         settings = context.settings
-        self._queue: WorkQueue[Item] = WorkQueue(
+        self._queue: WorkQueue[CapacityItem] = WorkQueue(
             "csistoragecapacity", start_s=settings.retry_interval_start_s, max_s=settings.retry_interval_max_s
         )
         self._namespace = context.around.capacity_namespace or context.around.namespace
         node = context.around.node_name if settings.node_deployment else ""
         self._labels = {names.CAPACITY_DRIVER: context.driver.name, names.CAPACITY_MANAGED_BY: managed_by(node)}
-        self._items: frozenset[Item] = frozenset()
+        self._items: frozenset[CapacityItem] = frozenset()
         self._owner: OwnerReference | None = None
         self._client = context.client
         self._is_following = False
@@ -79,7 +79,7 @@ class CapacityPublisher:
         labels = ",".join(f"{key}={value}" for key, value in sorted(self._labels.items()))
         return self._context.informers.of(CSIStorageCapacity, namespace=self._namespace, labels=labels)
 
-    async def sync(self, item: Item) -> None:
+    async def sync(self, item: CapacityItem) -> None:
         """Bring the objects for one item in line: exactly one with the present figures, or none."""
         present = sorted((o for o in self._objects if item_of(o) == item), key=lambda o: o.name)
         if item not in self._items:
@@ -94,7 +94,7 @@ class CapacityPublisher:
             await self._delete(spare)
         await self._update(present[0], answer)
 
-    async def _ask(self, item: Item) -> pb.GetCapacityResponse:
+    async def _ask(self, item: CapacityItem) -> pb.GetCapacityResponse:
         storage_class = self._context.classes.get(item.storage_class)
         if storage_class is None:
             raise SidecarError(f"class {item.storage_class} is gone")
@@ -104,7 +104,7 @@ class CapacityPublisher:
         timeout_s = self._context.settings.timeout_for("capacity")
         return await self._context.driver.client.GetCapacity(request, timeout_s=timeout_s)
 
-    async def _create(self, item: Item, answer: pb.GetCapacityResponse) -> None:
+    async def _create(self, item: CapacityItem, answer: pb.GetCapacityResponse) -> None:
         metadata: dict[str, Any] = {"generateName": "csisc-", "namespace": self._namespace, "labels": self._labels}
         if self._owner is not None:
             metadata["ownerReferences"] = [as_document(self._owner)]
@@ -163,7 +163,7 @@ class CapacityPublisher:
         for item in (before ^ self._items) | (self._published() ^ self._items):
             self._queue.add(item)
 
-    def _published(self) -> frozenset[Item]:
+    def _published(self) -> frozenset[CapacityItem]:
         return frozenset(item_of(each) for each in self._objects)
 
     def _on_class(self, old: StorageClass | None, new: StorageClass | None) -> None:
@@ -205,7 +205,7 @@ class CapacityPublisher:
                 self._queue.add_after(item, _SOON_S)
 
     @staticmethod
-    def _is_touched(item: Item, volume: PersistentVolume) -> bool:
+    def _is_touched(item: CapacityItem, volume: PersistentVolume) -> bool:
         affinity = volume.spec.node_affinity
         if affinity is None or affinity.required is None:
             return volume.spec.storage_class_name == item.storage_class

@@ -16,7 +16,7 @@ _BASE = "external-provisioner"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CapacityItem:
     """One thing to publish: the room that a class has in a segment."""
 
     segment: Term
@@ -38,20 +38,20 @@ def segments_of(csi_nodes: Iterable[CSINode], nodes: Iterable[KubeObject], drive
 
 def items_of(
     segments: Iterable[Term], classes: Iterable[StorageClass], driver: str, for_immediate: bool
-) -> frozenset[Item]:
+) -> frozenset[CapacityItem]:
     """Every segment with every class of the driver; Immediate classes are of no use to the scheduler."""
     wanted = [
         each.name
         for each in classes
         if each.provisioner == driver and (for_immediate or each.volume_binding_mode != "Immediate")
     ]
-    return frozenset(Item(segment, name) for segment in segments for name in wanted)
+    return frozenset(CapacityItem(segment, name) for segment in segments for name in wanted)
 
 
-def item_of(published: CSIStorageCapacity) -> Item:
+def item_of(published: CSIStorageCapacity) -> CapacityItem:
     """What an object is about."""
     labels = published.node_topology.match_labels if published.node_topology is not None else {}
-    return Item(tuple(sorted(labels.items())), published.storage_class_name)
+    return CapacityItem(tuple(sorted(labels.items())), published.storage_class_name)
 
 
 def managed_by(node: str = "") -> str:

@@ -18,7 +18,7 @@ from moorage.sidecars.provisioner.sources import DataSource
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ProvisionAttempt:
     """What was decided before CreateVolume was called."""
 
     claim: ObjectReference
@@ -69,7 +69,7 @@ class _Written(msgspec.Struct):
     source_is_required: bool
 
 
-def to_text(attempt: Attempt) -> str:
+def to_text(attempt: ProvisionAttempt) -> str:
     """The attempt for the journal; secrets are named, never held."""
     source = attempt.source
     written = _Written(
@@ -87,7 +87,7 @@ def to_text(attempt: Attempt) -> str:
     return base64.b64encode(packer.compress(msgspec.json.encode(written)) + packer.flush()).decode()
 
 
-def from_text(text: str) -> Attempt:
+def from_text(text: str) -> ProvisionAttempt:
     """The attempt that `to_text` wrote; ValueError when the text is not one."""
     try:
         packed = zlib.decompressobj(zdict=_USUAL).decompress(base64.b64decode(text))
@@ -95,7 +95,7 @@ def from_text(text: str) -> Attempt:
         request = pb.CreateVolumeRequest.FromString(written.request)
     except (zlib.error, msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"not an attempt: {error}") from error
-    return Attempt(
+    return ProvisionAttempt(
         claim=written.claim,
         class_name=written.class_name,
         class_uid=written.class_uid,

@@ -11,25 +11,25 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube.control.events import Recorder
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound
-from moorage.kube.events import Recorder
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
-from moorage.kube.queue import WorkQueue
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.edits import remove_annotation, update_whole
-from moorage.sidecars.errors import NotOurs, ProvisionError, SidecarError, State
-from moorage.sidecars.provisioner import volume as volumes
-from moorage.sidecars.provisioner.attempt import Attempt
+from moorage.sidecars.errors import OtherProvisioner, ProvisionError, ProvisioningState, SidecarError
+from moorage.sidecars.provisioner import pv_document as volumes
+from moorage.sidecars.provisioner.abandoned_intents import Intent
+from moorage.sidecars.provisioner.attempt import ProvisionAttempt
 from moorage.sidecars.provisioner.decide import class_name_of, state_after, volume_name, why_not_provision
-from moorage.sidecars.provisioner.journal import Journal
-from moorage.sidecars.provisioner.others import Note
+from moorage.sidecars.provisioner.intents import Journal
 from moorage.sidecars.provisioner.ownership import Ownership
 from moorage.sidecars.provisioner.prepare import Preparer
-from moorage.sidecars.provisioner.protection import SourceProtection
+from moorage.sidecars.provisioner.source_protection import SourceProtection
+from moorage.sidecars.retry_later import RetryLater
 from moorage.sidecars.secrets import read_secret
-from moorage.sidecars.slow import SlowSet
 
 log = get_logger(__name__)
 
@@ -42,7 +42,7 @@ _CLEANUP_S = 10.0
 class ClaimWorker:
     """Provisions claims; `sync` is the work of the queue `claims`, whose keys are UIDs."""
 
-    def __init__(self, context: Context, queue: WorkQueue[str], events: Recorder, journal: Journal) -> None:
+    def __init__(self, context: RoleContext, queue: WorkQueue[str], events: Recorder, journal: Journal) -> None:
         self._context = context
         self._queue = queue
         self._events = events
@@ -51,11 +51,11 @@ class ClaimWorker:
         self._protection = SourceProtection(context)
         self._ownership = Ownership(context, events)
         self._identity = volumes.identity_of(context.driver.name, context.around.node_name)
-        self._slow: SlowSet[tuple[str, str]] = SlowSet(_INFEASIBLE_S)
+        self._slow: RetryLater[tuple[str, str]] = RetryLater(_INFEASIBLE_S)
         self.waiting: set[str] = set()  # claims that failed for something of the cluster, which may change
         self._uncertain: set[str] = set()  # an earlier call for the claim may have made a volume
-        self._covered: dict[str, list[Note]] = {}  # others' notes that an end of the attempt begun last may remove
-        self.attempts: dict[str, Attempt] = {}
+        self._covered: dict[str, list[Intent]] = {}  # others' notes that an end of the attempt begun last may remove
+        self.attempts: dict[str, ProvisionAttempt] = {}
 
     async def sync(self, uid: str) -> float | None:
         """Take one claim a step further; the queue brings it back when this raises or returns seconds."""
@@ -87,7 +87,7 @@ class ClaimWorker:
             await self._journal.note(uid, attempt)
         return await self._carry_out(uid, attempt)
 
-    def adopt(self, found: dict[str, Attempt]) -> None:
+    def adopt(self, found: dict[str, ProvisionAttempt]) -> None:
         """Take over what an earlier leader, or this process before it died, had begun."""
         for uid, attempt in found.items():
             self.attempts.setdefault(uid, attempt)
@@ -95,7 +95,7 @@ class ClaimWorker:
         for uid in self.attempts:
             self._queue.add(uid)
 
-    def take_over(self, notes: list[Note]) -> None:
+    def take_over(self, notes: list[Intent]) -> None:
         """Carry out once more what other instances had noted that are gone; what is open here already just goes on."""
         self._uncertain.update(note.uid for note in notes if note.uid in self.attempts)
         for uid, attempt in self._journal.read(note for note in notes if note.uid not in self.attempts).items():
@@ -109,11 +109,11 @@ class ClaimWorker:
             attempt = await self._prepare.attempt(claim, storage_class)
             if attempt.source is not None:
                 await self._protection.protect(attempt.source)
-        except NotOurs as reason:
+        except OtherProvisioner as reason:
             self._events.normal(claim, "Provisioning", str(reason))
             return None
         except (ProvisionError, ApiError) as error:
-            state = error.state if isinstance(error, ProvisionError) else State.NO_CHANGE
+            state = error.state if isinstance(error, ProvisionError) else ProvisioningState.NO_CHANGE
             source = claim.spec.data_source or claim.spec.data_source_ref
             self._context.metrics.provisioned.failed(storage_class.name, source.kind if source is not None else "")
             return await self._failed(uid, claim, storage_class.name, storage_class.uid, str(error), state)
@@ -122,7 +122,7 @@ class ClaimWorker:
         await self._journal.note(uid, attempt)
         return await self._carry_out(uid, attempt)
 
-    async def _carry_out(self, uid: str, attempt: Attempt) -> float | None:
+    async def _carry_out(self, uid: str, attempt: ProvisionAttempt) -> float | None:
         started = time.monotonic()
         loop = asyncio.get_running_loop()
         text = f"asking driver {self._context.driver.name} to make a volume for class {attempt.class_name}"
@@ -144,7 +144,7 @@ class ClaimWorker:
             await self._protection.release_snapshot(attempt.source)
         return None
 
-    async def _create(self, uid: str, attempt: Attempt) -> pb.Volume:
+    async def _create(self, uid: str, attempt: ProvisionAttempt) -> pb.Volume:
         context = self._context
         request = pb.CreateVolumeRequest()
         request.CopyFrom(attempt.request)
@@ -152,7 +152,7 @@ class ClaimWorker:
         try:
             request.secrets.update(await read_secret(context.client, attempt.secret))
         except (SidecarError, ApiError) as error:
-            raise ProvisionError(str(error), State.NO_CHANGE) from error
+            raise ProvisionError(str(error), ProvisioningState.NO_CHANGE) from error
         try:
             response = await context.driver.client.CreateVolume(request, timeout_s=timeout_s)
         except CsiError as error:
@@ -160,8 +160,8 @@ class ClaimWorker:
                 tell(attempt.class_name)
             state = state_after(error, context.driver.capabilities.has_topology, attempt.has_selected_node)
             if uid in self._uncertain and error.code in ("UNKNOWN", "INTERNAL"):
-                state = State.BACKGROUND  # says that this call failed, not that an earlier one made nothing
-            elif state is State.BACKGROUND:
+                state = ProvisioningState.BACKGROUND  # says that this call failed, not that an earlier one made nothing
+            elif state is ProvisioningState.BACKGROUND:
                 self._uncertain.add(uid)
             raise ProvisionError(str(error), state) from error
         made = response.volume
@@ -179,12 +179,12 @@ class ClaimWorker:
             try:
                 left_s = max(0.1, deadline - time.monotonic())
                 await self._context.driver.client.DeleteVolume(request, timeout_s=left_s)
-                raise ProvisionError(f"{fault}; it was deleted again", State.FINISHED)
+                raise ProvisionError(f"{fault}; it was deleted again", ProvisioningState.FINISHED)
             except CsiError as error:
                 reason = str(error)
-        raise ProvisionError(f"{fault}, and deleting it again failed: {reason}", State.BACKGROUND)
+        raise ProvisionError(f"{fault}, and deleting it again failed: {reason}", ProvisioningState.BACKGROUND)
 
-    async def _save(self, attempt: Attempt, made: pb.Volume) -> None:
+    async def _save(self, attempt: ProvisionAttempt, made: pb.Volume) -> None:
         document = volumes.document(attempt.skeleton, made, attempt.requested_bytes, self._identity)
         try:
             self._context.volumes.remember(await self._context.client.create(PersistentVolume, document))
@@ -192,22 +192,24 @@ class ClaimWorker:
             await self._settle(attempt, made, document)
         except ApiError as error:
             message = f"volume {made.volume_id} was made, but its PersistentVolume could not be saved: {error}"
-            raise ProvisionError(message, State.BACKGROUND) from error
+            raise ProvisionError(message, ProvisioningState.BACKGROUND) from error
 
-    async def _settle(self, attempt: Attempt, made: pb.Volume, document: dict[str, Any]) -> None:
+    async def _settle(self, attempt: ProvisionAttempt, made: pb.Volume, document: dict[str, Any]) -> None:
         """The PersistentVolume is there already: an earlier save of ours, or another instance's."""
         try:
             saved = await self._context.client.find(PersistentVolume, attempt.name)
         except ApiError as error:
-            raise ProvisionError(str(error), State.BACKGROUND) from error
+            raise ProvisionError(str(error), ProvisioningState.BACKGROUND) from error
         if saved is None:
-            raise ProvisionError(f"PersistentVolume {attempt.name} came and went", State.BACKGROUND)
+            raise ProvisionError(f"PersistentVolume {attempt.name} came and went", ProvisioningState.BACKGROUND)
         self._context.volumes.remember(saved)
         is_released = saved.status.phase in ("Released", "Failed")
         if saved.is_deleting or (is_released and saved.spec.persistent_volume_reclaim_policy == "Delete"):
             # Its volume may be deleted already, and then ours is a new one, perhaps under the same id: it must get
             # its own object once this one is gone, or nobody would ever delete it.
-            raise ProvisionError(f"an earlier PersistentVolume {attempt.name} is still being deleted", State.BACKGROUND)
+            raise ProvisionError(
+                f"an earlier PersistentVolume {attempt.name} is still being deleted", ProvisioningState.BACKGROUND
+            )
         theirs = saved.spec.csi
         if theirs is not None and (theirs.driver, theirs.volume_handle) == (self._context.driver.name, made.volume_id):
             return
@@ -219,28 +221,28 @@ class ClaimWorker:
             await self._undo(made.volume_id, secrets, fault)
 
     async def _failed(
-        self, uid: str, about: Any, class_name: str, class_uid: str, reason: str, state: State
+        self, uid: str, about: Any, class_name: str, class_uid: str, reason: str, state: ProvisioningState
     ) -> float | None:
         """Say what went wrong and what comes next, and arrange for it."""
         message = f'failed to provision volume with StorageClass "{class_name}": {reason}'
-        if state in (State.FINISHED, State.INFEASIBLE, State.RESCHEDULE):
+        if state in (ProvisioningState.FINISHED, ProvisioningState.INFEASIBLE, ProvisioningState.RESCHEDULE):
             self._end(uid)
-        elif state is State.NO_CHANGE:
+        elif state is ProvisioningState.NO_CHANGE:
             self.waiting.add(uid)
-        if state is State.RESCHEDULE and isinstance(about, PersistentVolumeClaim):
+        if state is ProvisioningState.RESCHEDULE and isinstance(about, PersistentVolumeClaim):
             self._ownership.decline(uid)
             follows = self._ownership.what_follows(self._context.classes.get(class_name))
             self._events.warning(about, "ProvisioningFailed", f"{message}; {follows}")
             if await self._reschedule(about):
                 return None
-        elif state is State.INFEASIBLE:
+        elif state is ProvisioningState.INFEASIBLE:
             note = f"the request cannot be met as it is; it is tried again in {_INFEASIBLE_S / 60:.0f} minutes"
             self._events.warning(about, "ProvisioningFailed", f"{message}; {note}")
             self._slow.add((uid, class_uid))
             self.waiting.add(uid)
             return self._slow.left_s((uid, class_uid))
         else:
-            note = "the volume may still appear, so it is " if state is State.BACKGROUND else ""
+            note = "the volume may still appear, so it is " if state is ProvisioningState.BACKGROUND else ""
             note += self._context.settings.retry_words
             self._events.warning(about, "ProvisioningFailed", f"{message}; {note}")
         log.warning("provisioning failed", claim=uid, state=state.value, reason=reason)
@@ -295,10 +297,10 @@ def _is_bound(volume: PersistentVolume) -> bool:
     return volume.status.phase == "Bound" and not volume.is_deleting
 
 
-def _fault_of(attempt: Attempt, made: pb.Volume) -> str:
+def _fault_of(attempt: ProvisionAttempt, made: pb.Volume) -> str:
     """What is wrong with a volume that the driver says it made, or the empty string."""
     if not made.volume_id:
-        raise ProvisionError("CreateVolume returned a volume without an id", State.BACKGROUND)
+        raise ProvisionError("CreateVolume returned a volume without an id", ProvisioningState.BACKGROUND)
     if made.capacity_bytes and made.capacity_bytes < attempt.requested_bytes:
         return f"volume {made.volume_id} has {made.capacity_bytes} bytes, fewer than {attempt.requested_bytes}"
     if attempt.source_is_required and not made.HasField("content_source"):

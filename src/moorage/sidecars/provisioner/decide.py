@@ -8,7 +8,7 @@ from moorage.csi.errors import CsiError
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars import names
-from moorage.sidecars.errors import State
+from moorage.sidecars.errors import ProvisioningState
 
 
 def class_name_of(claim: PersistentVolumeClaim) -> str:
@@ -56,13 +56,13 @@ def volume_name(prefix: str, uuid_length: int, uid: str) -> str:
     return f"{prefix}-{uid}" if uuid_length < 0 else f"{prefix}-{uid.replace('-', '')[:uuid_length]}"
 
 
-def state_after(error: CsiError, has_topology: bool, has_selected_node: bool) -> State:
+def state_after(error: CsiError, has_topology: bool, has_selected_node: bool) -> ProvisioningState:
     """What a failed CreateVolume says about the volume."""
     if not error.is_final:
-        return State.BACKGROUND
+        return ProvisioningState.BACKGROUND
     if error.code == "RESOURCE_EXHAUSTED":
-        return State.RESCHEDULE if has_topology and has_selected_node else State.FINISHED
-    return State.INFEASIBLE if error.code == "INVALID_ARGUMENT" else State.FINISHED
+        return ProvisioningState.RESCHEDULE if has_topology and has_selected_node else ProvisioningState.FINISHED
+    return ProvisioningState.INFEASIBLE if error.code == "INVALID_ARGUMENT" else ProvisioningState.FINISHED
 
 
 def is_our_volume(volume: PersistentVolume, driver: str) -> bool:

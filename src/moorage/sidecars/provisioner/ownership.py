@@ -16,16 +16,16 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import NotFound
-from moorage.kube.events import Recorder
 from moorage.kube.objects import PersistentVolumeClaim, StorageClass
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.edits import update_whole
 from moorage.sidecars.provisioner.decide import requested_bytes, selected_node_of, waits_for_consumer
 from moorage.sidecars.provisioner.topology import flattened, is_subset, term_of
-from moorage.sidecars.slow import SlowSet
+from moorage.sidecars.retry_later import RetryLater
 
 log = get_logger(__name__)
 
@@ -46,11 +46,11 @@ def rank_of(node: str, nodes: Iterable[str], uid: str) -> int:
 class Ownership:
     """Whose claim is it? Without --node-deployment always ours."""
 
-    def __init__(self, context: Context, events: Recorder) -> None:
+    def __init__(self, context: RoleContext, events: Recorder) -> None:
         self._context = context
         self._events = events
         self._seen: dict[str, float] = {}
-        self._declined: SlowSet[str] = SlowSet(_DECLINED_S)
+        self._declined: RetryLater[str] = RetryLater(_DECLINED_S)
 
     def decline(self, uid: str) -> None:
         """This node has no room for the claim: let others have it for a while."""

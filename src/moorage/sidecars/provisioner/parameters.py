@@ -29,7 +29,7 @@ _KNOWN = {FS_TYPE, templates.DEFAULT.name, templates.DEFAULT.namespace} | {
 
 
 @dataclass(frozen=True, slots=True)
-class ClassParameters:
+class ClaimParameters:
     """A class's parameters, sorted out for one claim."""
 
     fs_type: str
@@ -39,12 +39,12 @@ class ClassParameters:
 
 def read(
     parameters: Mapping[str, str], claim: PersistentVolumeClaim, volume_name: str, default_fs_type: str
-) -> ClassParameters:
+) -> ClaimParameters:
     """The parameters of the class for this claim; BadParameters says what is wrong with them."""
     unknown = sorted(key for key in parameters if key.startswith(RESERVED_PREFIX) and key not in _KNOWN)
     if unknown:
         raise BadParameters(f"the class has unknown parameters {', '.join(unknown)}; {RESERVED_PREFIX} is reserved")
-    return ClassParameters(
+    return ClaimParameters(
         fs_type=fs_type_of(parameters) or default_fs_type,
         for_driver={key: value for key, value in parameters.items() if key not in _KNOWN},
         secrets=secret_references(parameters, claim, volume_name),

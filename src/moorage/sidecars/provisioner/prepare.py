@@ -7,11 +7,11 @@ Start reading at: `Preparer.attempt`.
 from moorage.csi import csi_pb2 as pb
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolumeClaim, StorageClass, VolumeAttributesClass, reference_to
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.driver import Capabilities
-from moorage.sidecars.errors import BadParameters, ProvisionError, State
-from moorage.sidecars.provisioner import parameters, sources, topology, volume
-from moorage.sidecars.provisioner.attempt import Attempt
+from moorage.sidecars.errors import BadParameters, ProvisionError, ProvisioningState
+from moorage.sidecars.provisioner import parameters, pv_document, sources, topology
+from moorage.sidecars.provisioner.attempt import ProvisionAttempt
 from moorage.sidecars.provisioner.decide import requested_bytes, selected_node_of, volume_name
 from moorage.sidecars.provisioner.sources import DataSource
 from moorage.sidecars.volume_capability import ROX, capabilities_per_mode
@@ -20,22 +20,24 @@ from moorage.sidecars.volume_capability import ROX, capabilities_per_mode
 class Preparer:
     """Builds attempts for one driver."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context = context
 
-    async def attempt(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> Attempt:
+    async def attempt(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> ProvisionAttempt:
         """What to ask of the driver for this claim; ProvisionError (or NotOurs) when it cannot be asked."""
         settings, can = self._context.settings, self._context.driver.capabilities
         source = sources.data_source_of(claim, settings.gate("CrossNamespaceVolumeDataSource", False))
         check_capabilities(claim, source, can)
         if claim.spec.selector is not None:
-            raise ProvisionError("a claim with a selector cannot be provisioned, only bound", State.FINISHED)
+            raise ProvisionError(
+                "a claim with a selector cannot be provisioned, only bound", ProvisioningState.FINISHED
+            )
         name = volume_name(settings.volume_name_prefix, settings.volume_name_uuid_length, claim.uid)
         try:
             read = parameters.read(storage_class.parameters, claim, name, settings.default_fstype)
             request = self._request(claim, storage_class, name, read)
         except BadParameters as error:
-            raise ProvisionError(str(error), State.FINISHED) from error
+            raise ProvisionError(str(error), ProvisioningState.FINISHED) from error
         if source is not None:
             request.volume_content_source.CopyFrom(
                 await sources.content_source(
@@ -55,12 +57,12 @@ class Preparer:
             request.mutable_parameters.update(found)
         read_only = settings.controller_publish_readonly and claim.spec.access_modes == [ROX]
         driver = self._context.driver.name
-        return Attempt(
+        return ProvisionAttempt(
             claim=reference_to(claim),
             class_name=storage_class.name,
             class_uid=storage_class.uid,
             request=request,
-            skeleton=volume.skeleton(name, claim, storage_class, read, driver=driver, read_only=read_only),
+            skeleton=pv_document.skeleton(name, claim, storage_class, read, driver=driver, read_only=read_only),
             secret=read.secrets.get("provision"),
             has_selected_node=bool(selected_node_of(claim)),
             source=source,
@@ -72,7 +74,7 @@ class Preparer:
         claim: PersistentVolumeClaim,
         storage_class: StorageClass,
         name: str,
-        read: parameters.ClassParameters,
+        read: parameters.ClaimParameters,
     ) -> pb.CreateVolumeRequest:
         settings, can = self._context.settings, self._context.driver.capabilities
         request = pb.CreateVolumeRequest(
@@ -116,18 +118,18 @@ class Preparer:
         keys = next((d.topology_keys for d in csi_node.spec.drivers if d.name == context.driver.name), [])
         return topology.Selected(name, tuple(keys), node.labels)
 
-    def _cluster(self) -> topology.Cluster:
+    def _cluster(self) -> topology.NodeTopology:
         context = self._context
         if context.settings.node_deployment:
             own, segments = context.around.node_name, context.driver.node.segments
-            return topology.Cluster({own: tuple(segments)}, {own: segments})
+            return topology.NodeTopology({own: tuple(segments)}, {own: segments})
         keys = {
             csi_node.name: tuple(driver.topology_keys)
             for csi_node in context.csi_nodes
             for driver in csi_node.spec.drivers
             if driver.name == context.driver.name
         }
-        return topology.Cluster(keys, {node.name: node.labels for node in context.nodes})
+        return topology.NodeTopology(keys, {node.name: node.labels for node in context.nodes})
 
     async def _attributes(self, name: str) -> dict[str, str]:
         try:
@@ -135,7 +137,9 @@ class Preparer:
         except NotFound:
             raise ProvisionError(f"VolumeAttributesClass {name} does not exist") from None
         if found.driver_name != self._context.driver.name:
-            raise ProvisionError(f"VolumeAttributesClass {name} is of driver {found.driver_name}", State.FINISHED)
+            raise ProvisionError(
+                f"VolumeAttributesClass {name} is of driver {found.driver_name}", ProvisioningState.FINISHED
+            )
         return found.parameters
 
 
@@ -148,4 +152,6 @@ def check_capabilities(claim: PersistentVolumeClaim, source: DataSource | None, 
         needed.append("MODIFY_VOLUME")
     missing = [name for name in needed if not can.controller(name)]
     if missing:
-        raise ProvisionError(f"the driver lacks the capability {', '.join(missing)} for this claim", State.FINISHED)
+        raise ProvisionError(
+            f"the driver lacks the capability {', '.join(missing)} for this claim", ProvisioningState.FINISHED
+        )

@@ -5,21 +5,21 @@ import uuid
 
 from moorage.kube.objects import CSINode, KubeObject, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
 from moorage.sidecars import names
-from moorage.sidecars.context import Context, synced
+from moorage.sidecars.context import RoleContext, synced
 from moorage.sidecars.leases import lease_name
 from moorage.sidecars.provisioner.claims import ClaimWorker
 from moorage.sidecars.provisioner.decide import is_candidate
-from moorage.sidecars.provisioner.journal import Journal
-from moorage.sidecars.provisioner.protection import SourceProtection
-from moorage.sidecars.provisioner.volumes import VolumeWorker
+from moorage.sidecars.provisioner.deletion import VolumeWorker
+from moorage.sidecars.provisioner.intents import Journal
+from moorage.sidecars.provisioner.source_protection import SourceProtection
 from moorage.sidecars.roles import Role
-from moorage.sidecars.settings import Settings
+from moorage.sidecars.settings import SidecarSettings
 
 
 class Provisioner:
     """Stands for external-provisioner."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._claims = context.queue("claims")
         self._volumes = context.queue("volumes")
@@ -120,7 +120,7 @@ class Provisioner:
             await self._protection.sweep()
 
 
-def _patience_s(settings: Settings) -> float:
+def _patience_s(settings: SidecarSettings) -> float:
     """How long another instance's note stays as it is before its writer counts as gone; 0 when it is, for there is one
     instance only. Half of it must be enough for a call: see `Journal.has`."""
     if settings.leader_election or settings.node_deployment:
@@ -128,10 +128,10 @@ def _patience_s(settings: Settings) -> float:
     return max(settings.retry_interval_max_s, 2 * settings.timeout_for(Role.PROVISIONER))
 
 
-def _journal_name(context: Context) -> str:
+def _journal_name(context: RoleContext) -> str:
     name = f"{lease_name(Role.PROVISIONER, context.driver.name)}-intents".lower()
     return f"{name}-{context.around.node_name}" if context.settings.node_deployment else name
 
 
-def _namespace(context: Context) -> str:
+def _namespace(context: RoleContext) -> str:
     return context.settings.leader_election_namespace or context.around.namespace

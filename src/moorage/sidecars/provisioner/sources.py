@@ -8,9 +8,9 @@ Start reading at: `content_source`.
 from dataclasses import dataclass
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import NotFound
-from moorage.kube.informer import Informer
 from moorage.kube.objects import (
     PersistentVolume,
     PersistentVolumeClaim,
@@ -21,7 +21,7 @@ from moorage.kube.objects import (
 )
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars import names
-from moorage.sidecars.errors import NotOurs, ProvisionError, State
+from moorage.sidecars.errors import OtherProvisioner, ProvisionError, ProvisioningState
 from moorage.sidecars.provisioner.decide import class_name_of, requested_bytes
 
 _CLAIM, _SNAPSHOT = "PersistentVolumeClaim", "VolumeSnapshot"
@@ -55,15 +55,20 @@ def data_source_of(claim: PersistentVolumeClaim, crossing_allowed: bool) -> Data
     namespace = (spec.data_source_ref.namespace or "") if spec.data_source_ref is not None else ""
     if spec.data_source is None and namespace and not crossing_allowed:
         raise ProvisionError(
-            "dataSourceRef names another namespace, and the gate CrossNamespaceVolumeDataSource is off", State.FINISHED
+            "dataSourceRef names another namespace, and the gate CrossNamespaceVolumeDataSource is off",
+            ProvisioningState.FINISHED,
         )
     crosses = spec.data_source is None and bool(namespace) and namespace != claim.namespace
     where = namespace if crosses else claim.namespace
     found = DataSource(source.api_group or "", source.kind, where, source.name, crosses)
     if source.kind == _SNAPSHOT and found.group != names.SNAPSHOT_GROUP:
-        raise ProvisionError(f"data source VolumeSnapshot must have apiGroup {names.SNAPSHOT_GROUP}", State.FINISHED)
+        raise ProvisionError(
+            f"data source VolumeSnapshot must have apiGroup {names.SNAPSHOT_GROUP}", ProvisioningState.FINISHED
+        )
     if not found.is_claim and not found.is_snapshot:
-        raise NotOurs(f"a {source.kind} is not ours to read: an external populator is expected to fill the volume")
+        raise OtherProvisioner(
+            f"a {source.kind} is not ours to read: an external populator is expected to fill the volume"
+        )
     return found
 
 
@@ -88,7 +93,7 @@ async def _check_grant(source: DataSource, claim: PersistentVolumeClaim, client:
     grants = (await client.list(ReferenceGrant, source.namespace)).items
     if not any(_grants(grant, source, claim) for grant in grants):
         message = f"no ReferenceGrant in {source.namespace} lets claims of {claim.namespace} use {source.kind}"
-        raise ProvisionError(f"{message} {source.name}", State.FINISHED)
+        raise ProvisionError(f"{message} {source.name}", ProvisioningState.FINISHED)
 
 
 def _grants(grant: ReferenceGrant, source: DataSource, claim: PersistentVolumeClaim) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moorage.csi import csi_pb2 as pb
 from moorage.kube.objects import StorageClass, TopologyTerm
-from moorage.sidecars.errors import ProvisionError, State
+from moorage.sidecars.errors import ProvisionError, ProvisioningState
 
 Term = tuple[tuple[str, str], ...]
 
@@ -28,7 +28,7 @@ class Selected:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class NodeTopology:
     """What is known of the nodes: the driver's keys on each, and all nodes' labels."""
 
     keys_by_node: Mapping[str, tuple[str, ...]]
@@ -86,7 +86,7 @@ def requirement(
     storage_class: StorageClass,
     claim_name: str,
     selected: Selected | None,
-    cluster: Cluster,
+    cluster: NodeTopology,
     *,
     strict: bool,
     immediate: bool,
@@ -127,7 +127,7 @@ def _selected_term(selected: Selected | None) -> Term | None:
     return term
 
 
-def _aggregated(selected: Selected | None, cluster: Cluster) -> list[Term]:
+def _aggregated(selected: Selected | None, cluster: NodeTopology) -> list[Term]:
     keys = selected.keys if selected is not None else _any_keys(cluster)
     if not keys:
         raise ProvisionError("no available topology found: the driver is registered on no node with topology keys")
@@ -135,7 +135,7 @@ def _aggregated(selected: Selected | None, cluster: Cluster) -> list[Term]:
     return [term for term in terms if term is not None]
 
 
-def _any_keys(cluster: Cluster) -> tuple[str, ...]:
+def _any_keys(cluster: NodeTopology) -> tuple[str, ...]:
     """The keys of some node; always the same one, so that a retry sends the same."""
     return next((keys for _, keys in sorted(cluster.keys_by_node.items()) if keys), ())
 
@@ -162,4 +162,4 @@ def node_terms(topologies: Iterable[pb.Topology]) -> list[dict[str, object]]:
 
 def unreachable(message: str) -> ProvisionError:
     """The selected node is gone: let the scheduler choose again."""
-    return ProvisionError(message, State.RESCHEDULE)
+    return ProvisionError(message, ProvisioningState.RESCHEDULE)

@@ -10,22 +10,22 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
-from moorage.kube.client import PatchType
+from moorage.kube.api.client import PatchType
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError, Conflict, NotFound
-from moorage.kube.events import Recorder
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import timestamp_text
 from moorage.kube.quantity import bytes_text
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
-from moorage.sidecars.resizer import target
+from moorage.sidecars.resizer import sizes as target
 from moorage.sidecars.resizer.pair import bound_pair
-from moorage.sidecars.resizer.target import Sizes
+from moorage.sidecars.resizer.sizes import Sizes
+from moorage.sidecars.retry_later import RetryLater
 from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.settings import duration_text
-from moorage.sidecars.slow import SlowSet
 from moorage.sidecars.volume_capability import capability_of
 
 log = get_logger(__name__)
@@ -37,10 +37,10 @@ RECORD_ATTEMPTS = 5
 class ExpandWorker:
     """Expands volumes; `sync` is the work of the claims' queue."""
 
-    def __init__(self, context: Context, events: Recorder) -> None:
+    def __init__(self, context: RoleContext, events: Recorder) -> None:
         self._context = context
         self._events = events
-        self._slow: SlowSet[str] = SlowSet(context.settings.retry_interval_max_s)
+        self._slow: RetryLater[str] = RetryLater(context.settings.retry_interval_max_s)
         self._final_errors: set[str] = set()
         self._in_use: set[str] = set()
 

@@ -9,23 +9,23 @@ from typing import Any, NoReturn
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
-from moorage.kube.client import PatchType
+from moorage.kube.api.client import PatchType
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, SecretReference, VolumeAttributesClass
 from moorage.kube.objects.meta import timestamp_text
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.metrics import code_name
 from moorage.sidecars.provisioner.parameters import metadata_parameters
 from moorage.sidecars.resizer.pair import bound_pair
-from moorage.sidecars.resizer.target import condition, without
+from moorage.sidecars.resizer.sizes import condition, without
+from moorage.sidecars.retry_later import RetryLater
 from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.settings import duration_text
-from moorage.sidecars.slow import SlowSet
 
 log = get_logger(__name__)
 
@@ -41,11 +41,11 @@ def is_settled(claim: PersistentVolumeClaim) -> bool:
 class ModifyWorker:
     """Changes volumes; `sync` is the work of the claims' queue."""
 
-    def __init__(self, context: Context, events: Recorder, classes: Informer[VolumeAttributesClass]) -> None:
+    def __init__(self, context: RoleContext, events: Recorder, classes: Informer[VolumeAttributesClass]) -> None:
         self._context = context
         self._events = events
         self._classes = classes
-        self._slow: SlowSet[str] = SlowSet(context.settings.retry_interval_max_s)
+        self._slow: RetryLater[str] = RetryLater(context.settings.retry_interval_max_s)
         self._uncertain: set[str] = set()
 
     def begin(self) -> None:

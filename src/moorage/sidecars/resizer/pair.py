@@ -2,11 +2,11 @@
 
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 from moorage.sidecars import names
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 
 
-def bound_pair(context: Context, key: str) -> tuple[PersistentVolumeClaim, PersistentVolume] | None:
+def bound_pair(context: RoleContext, key: str) -> tuple[PersistentVolumeClaim, PersistentVolume] | None:
     """The pair, None when there is nothing to do; SidecarError when the volume has not been seen yet."""
     claim = context.claims.get(key)
     if claim is None or claim.status.phase != "Bound" or not claim.spec.volume_name:

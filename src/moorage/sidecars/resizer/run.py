@@ -5,10 +5,10 @@ import asyncio
 from moorage.kube.objects import PersistentVolumeClaim, VolumeAttributesClass
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context, is_served, synced
+from moorage.sidecars.context import RoleContext, is_served, synced
 from moorage.sidecars.resizer.expand import ExpandWorker
 from moorage.sidecars.resizer.modify import ModifyWorker, is_settled
-from moorage.sidecars.resizer.target import Sizes
+from moorage.sidecars.resizer.sizes import Sizes
 from moorage.sidecars.roles import Role
 
 log = get_logger(__name__)
@@ -36,7 +36,7 @@ def _about_size(claim: PersistentVolumeClaim) -> tuple[object, ...]:
 class Resizer:
     """Stands for external-resizer, both of its controllers."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._events = context.recorder(f"external-resizer {context.driver.name}")
         self._sizes = context.queue(f"{context.driver.name}-pvc")

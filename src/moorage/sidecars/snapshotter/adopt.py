@@ -8,12 +8,12 @@ May not touch: anything else of a content; once it is labelled, the content work
 Start reading at: `Adopter.sync`.
 """
 
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import NotFound
-from moorage.kube.informer import Informer
 from moorage.kube.objects import PersistentVolume, VolumeSnapshotContent
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.snapshotter.contents import ContentWorker
 
 log = get_logger(__name__)
@@ -25,7 +25,9 @@ _LOOK_AGAIN_S = 60.0
 class Adopter:
     """Labels what is here; `sync` is the work of the queue of unlabelled contents."""
 
-    def __init__(self, context: Context, unlabelled: Informer[VolumeSnapshotContent], worker: ContentWorker) -> None:
+    def __init__(
+        self, context: RoleContext, unlabelled: Informer[VolumeSnapshotContent], worker: ContentWorker
+    ) -> None:
         self._context = context
         self._unlabelled = unlabelled
         self._worker = worker

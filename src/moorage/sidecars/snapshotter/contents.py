@@ -8,21 +8,21 @@ import time
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.events import Recorder
 from moorage.kube.objects import VolumeSnapshotClass, VolumeSnapshotContent
 from moorage.log import get_logger
 from moorage.sidecars import names, templates
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.snapshotter import decide
-from moorage.sidecars.snapshotter.decide import Step
-from moorage.sidecars.snapshotter.keeper import Keeper, NotReady, Words
+from moorage.sidecars.snapshotter.content_writer import ContentTerms, ContentWriter, SnapshotNotReady
+from moorage.sidecars.snapshotter.decide import ContentStep
 
 log = get_logger(__name__)
 
-_WORDS = Words(
+_WORDS = ContentTerms(
     noun="snapshot",
     being_created=names.SNAPSHOT_BEING_CREATED,
     finalizer=names.CONTENT_FINALIZER,
@@ -38,7 +38,7 @@ class ContentWorker:
 
     def __init__(
         self,
-        context: Context,
+        context: RoleContext,
         contents: Informer[VolumeSnapshotContent],
         classes: Informer[VolumeSnapshotClass],
         events: Recorder,
@@ -46,7 +46,7 @@ class ContentWorker:
         self._context = context
         self._contents = contents
         self._classes = classes
-        self._keeper = Keeper(context, contents, events, _WORDS)
+        self._keeper = ContentWriter(context, contents, events, _WORDS)
 
     async def sync(self, name: str) -> float | None:
         """Take one content a step further."""
@@ -57,17 +57,17 @@ class ContentWorker:
         if known is not None and known.driver != content.spec.driver:
             return None
         match decide.next_step(content):
-            case Step.DELETE:
+            case ContentStep.DELETE:
                 await self._delete(content)
-            case Step.CREATE:
+            case ContentStep.CREATE:
                 await self._create(content, _FIRST_FAILED)
-            case Step.CHECK if content.spec.source.volume_handle and not decide.is_group_member(content):
+            case ContentStep.CHECK if content.spec.source.volume_handle and not decide.is_group_member(content):
                 await self._create(content, _LATER_FAILED)
-            case Step.CHECK:
+            case ContentStep.CHECK:
                 await self._check(content)
-            case Step.TIDY:
+            case ContentStep.TIDY:
                 return await self._keeper.tidy(content)
-            case Step.NOTHING:
+            case ContentStep.NOTHING:
                 pass
         return None
 
@@ -77,7 +77,7 @@ class ContentWorker:
         content = await self._record(content, answer.snapshot)
         content = await self._keeper.mark(content, False)
         if not answer.snapshot.ready_to_use:
-            raise NotReady(f"snapshot {answer.snapshot.snapshot_id} is not ready yet")
+            raise SnapshotNotReady(f"snapshot {answer.snapshot.snapshot_id} is not ready yet")
         log.info("snapshot made", content=content.name, snapshot=answer.snapshot.snapshot_id)
 
     async def _request(self, content: VolumeSnapshotContent) -> pb.CreateSnapshotRequest:
@@ -118,7 +118,7 @@ class ContentWorker:
         found = await self._keeper.ask(content, _LATER_FAILED, request, listed)
         await self._record(content, found)
         if not found.ready_to_use:
-            raise NotReady(f"snapshot {handle} is not ready yet")
+            raise SnapshotNotReady(f"snapshot {handle} is not ready yet")
 
     async def find(self, content: VolumeSnapshotContent, handle: str) -> pb.Snapshot | None:
         """What the driver here knows of a snapshot; None also where it cannot be asked."""

@@ -23,7 +23,7 @@ _KNOWN = {
 }
 
 
-class Step(Enum):
+class ContentStep(Enum):
     """The next thing to do about a content."""
 
     NOTHING = "nothing"
@@ -33,7 +33,7 @@ class Step(Enum):
     TIDY = "tidy"  # ready, but still marked as being created
 
 
-def next_step(content: VolumeSnapshotContent) -> Step:
+def next_step(content: VolumeSnapshotContent) -> ContentStep:
     """What the content's state calls for."""
     annotations = content.annotations
     source = content.spec.source
@@ -41,19 +41,23 @@ def next_step(content: VolumeSnapshotContent) -> Step:
         is_unbound = bool(source.snapshot_handle) and not content.spec.volume_snapshot_ref.uid
         is_authorised = names.SNAPSHOT_BEING_CREATED not in annotations and names.SNAPSHOT_BEING_DELETED in annotations
         if is_unbound or is_authorised:
-            return Step.DELETE
+            return ContentStep.DELETE
     if not source.volume_handle and not source.snapshot_handle:
-        return Step.NOTHING
+        return ContentStep.NOTHING
     if source.volume_handle and content.status is None and names.GROUP_HANDLE not in annotations:
-        return Step.NOTHING if content.is_deleting and names.SNAPSHOT_BEING_CREATED not in annotations else Step.CREATE
+        return (
+            ContentStep.NOTHING
+            if content.is_deleting and names.SNAPSHOT_BEING_CREATED not in annotations
+            else ContentStep.CREATE
+        )
     if content.status is not None and content.status.ready_to_use:
-        return Step.TIDY if names.SNAPSHOT_BEING_CREATED in annotations else Step.NOTHING
+        return ContentStep.TIDY if names.SNAPSHOT_BEING_CREATED in annotations else ContentStep.NOTHING
     if content.is_deleting and names.SNAPSHOT_BEING_CREATED not in annotations:
-        return Step.NOTHING
-    return Step.CHECK
+        return ContentStep.NOTHING
+    return ContentStep.CHECK
 
 
-def next_group_step(content: VolumeGroupSnapshotContent) -> Step:
+def next_group_step(content: VolumeGroupSnapshotContent) -> ContentStep:
     """The same for a group content."""
     annotations = content.annotations
     source = content.spec.source
@@ -61,14 +65,14 @@ def next_group_step(content: VolumeGroupSnapshotContent) -> Step:
         is_unbound = source.group_snapshot_handles is not None and not content.spec.volume_group_snapshot_ref.uid
         is_authorised = names.GROUP_BEING_CREATED not in annotations and names.GROUP_BEING_DELETED in annotations
         if is_unbound or is_authorised:
-            return Step.DELETE
+            return ContentStep.DELETE
         if names.GROUP_BEING_CREATED not in annotations:
-            return Step.NOTHING
+            return ContentStep.NOTHING
     if source.volume_handles and (content.status is None or not content.status.volume_group_snapshot_handle):
-        return Step.CREATE
+        return ContentStep.CREATE
     if content.status is not None and content.status.ready_to_use:
-        return Step.TIDY if names.GROUP_BEING_CREATED in annotations else Step.NOTHING
-    return Step.CREATE if source.volume_handles else Step.CHECK
+        return ContentStep.TIDY if names.GROUP_BEING_CREATED in annotations else ContentStep.NOTHING
+    return ContentStep.CREATE if source.volume_handles else ContentStep.CHECK
 
 
 def is_group_member(content: VolumeSnapshotContent) -> bool:

@@ -7,18 +7,18 @@ Start reading at: `GroupWorker.sync`.
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.events import Recorder
-from moorage.kube.informer import Informer
+from moorage.kube.cache.informer import Informer
+from moorage.kube.control.events import Recorder
 from moorage.kube.objects import VolumeGroupSnapshotClass, VolumeGroupSnapshotContent
 from moorage.kube.objects.meta import timestamp_text
 from moorage.log import get_logger
 from moorage.sidecars import names, templates
-from moorage.sidecars.context import Context
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.snapshotter import decide
-from moorage.sidecars.snapshotter.decide import Step
-from moorage.sidecars.snapshotter.keeper import Keeper, NotReady, Words
+from moorage.sidecars.snapshotter.content_writer import ContentTerms, ContentWriter, SnapshotNotReady
+from moorage.sidecars.snapshotter.decide import ContentStep
 from moorage.sidecars.snapshotter.versions import members_field, members_of
 
 log = get_logger(__name__)
@@ -26,10 +26,10 @@ log = get_logger(__name__)
 _FIRST_FAILED, _LATER_FAILED = "GroupSnapshotCreationFailed", "GroupSnapshotContentCheckandUpdateFailed"
 
 
-def _words(context: Context) -> Words:
+def _words(context: RoleContext) -> ContentTerms:
     # With one process per node, whose a content is must still be known when its volumes are gone.
     own = {names.SNAPSHOT_MANAGED_BY: context.around.node_name} if context.settings.node_deployment else {}
-    return Words(
+    return ContentTerms(
         noun="group snapshot",
         being_created=names.GROUP_BEING_CREATED,
         finalizer=names.GROUP_CONTENT_FINALIZER,
@@ -45,7 +45,7 @@ class GroupWorker:
 
     def __init__(
         self,
-        context: Context,
+        context: RoleContext,
         contents: Informer[VolumeGroupSnapshotContent],
         classes: Informer[VolumeGroupSnapshotClass],
         events: Recorder,
@@ -53,7 +53,7 @@ class GroupWorker:
         self._context = context
         self._contents = contents
         self._classes = classes
-        self._keeper = Keeper(context, contents, events, _words(context))
+        self._keeper = ContentWriter(context, contents, events, _words(context))
 
     async def sync(self, name: str) -> float | None:
         """Take one group content a step further."""
@@ -61,15 +61,15 @@ class GroupWorker:
         if content is None or content.spec.driver != self._context.driver.name:
             return None
         match decide.next_group_step(content):
-            case Step.DELETE:
+            case ContentStep.DELETE:
                 await self._delete(content)
-            case Step.CREATE:
+            case ContentStep.CREATE:
                 await self._create(content, _FIRST_FAILED if content.status is None else _LATER_FAILED)
-            case Step.CHECK:
+            case ContentStep.CHECK:
                 await self._check(content)
-            case Step.TIDY:
+            case ContentStep.TIDY:
                 return await self._keeper.tidy(content)
-            case Step.NOTHING:
+            case ContentStep.NOTHING:
                 pass
         return None
 
@@ -80,7 +80,7 @@ class GroupWorker:
         content = await self._record(content, made)
         await self._keeper.mark(content, False)
         if not made.ready_to_use:
-            raise NotReady(f"group snapshot {made.group_snapshot_id} is not ready yet")
+            raise SnapshotNotReady(f"group snapshot {made.group_snapshot_id} is not ready yet")
         log.info("group snapshot made", content=content.name, members=len(made.snapshots))
 
     async def _request(self, content: VolumeGroupSnapshotContent) -> pb.CreateVolumeGroupSnapshotRequest:
@@ -130,7 +130,7 @@ class GroupWorker:
         found = (await self._keeper.ask(content, _LATER_FAILED, request, call)).group_snapshot
         await self._record(content, found)
         if not found.ready_to_use:
-            raise NotReady(f"group snapshot {handles.volume_group_snapshot_handle} is not ready yet")
+            raise SnapshotNotReady(f"group snapshot {handles.volume_group_snapshot_handle} is not ready yet")
 
     async def _delete(self, content: VolumeGroupSnapshotContent) -> None:
         status, handles = content.status, content.spec.source.group_snapshot_handles

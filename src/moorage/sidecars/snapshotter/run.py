@@ -2,11 +2,11 @@
 
 import asyncio
 
-from moorage.kube.informer import Informer
+from moorage.kube.cache.informer import Informer
 from moorage.kube.objects import VolumeGroupSnapshotContent, VolumeSnapshotClass, VolumeSnapshotContent
 from moorage.log import get_logger
 from moorage.sidecars import names
-from moorage.sidecars.context import Context, synced, wait_served
+from moorage.sidecars.context import RoleContext, synced, wait_served
 from moorage.sidecars.roles import Role
 from moorage.sidecars.snapshotter.adopt import UNLABELLED, Adopter, handles_of
 from moorage.sidecars.snapshotter.contents import ContentWorker
@@ -22,7 +22,7 @@ _LOOK_FOR_GROUPS_S = 60.0
 class Snapshotter:
     """Stands for csi-snapshotter."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._events = context.recorder(f"csi-snapshotter {context.driver.name}")
         self._contents = context.queue("csi-snapshotter-content")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.client import Client
+from moorage.kube.api.client import Client
 from moorage.kube.objects import VolumeGroupSnapshotClass, VolumeGroupSnapshotContent
 from moorage.kube.objects.meta import Resource
 from moorage.kube.objects.snapshots import GroupContentStatus, VolumeSnapshotInfo

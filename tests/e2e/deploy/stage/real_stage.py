@@ -22,12 +22,12 @@ from manifest_pods import ManifestPod
 
 from moorage.apiserver.errors import StatusError
 from moorage.apiserver.run import ApiServer, Config
-from moorage.cluster.layout import Layout
+from moorage.cluster.layout import DataLayout
 from moorage.cluster.pool import ensure_pool, release_pool
 from moorage.controllers import run as controllers
 from moorage.host import loop, mountinfo, mounts
-from moorage.kube import config as kube_config
-from moorage.kube.client import Client
+from moorage.kube.api import config as kube_config
+from moorage.kube.api.client import Client
 
 KUBERNETES = Path(__file__).parents[4] / "deploy" / "kubernetes"
 NODE = "node-1"
@@ -44,7 +44,7 @@ class Stage:
         self.directory = directory
         self.image = image
         self.kubelet = directory / "k"
-        self.layout = Layout(directory)
+        self.layout = DataLayout(directory)
         self.requests: dict[str, set[Request]] = {}
         self.refused: list[str] = []
         self._disturbed: set[tuple[str, str, str]] = set()
@@ -82,7 +82,7 @@ class Stage:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         api = kube_config.from_kubeconfig(self.server.kubeconfig)
         async with Client(api, identity="stage") as client, asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(controllers.run(client, controllers.Settings(CONTROLLERS)))
+            work = tasks.create_task(controllers.run(client, controllers.ControllerSettings(CONTROLLERS)))
             self._ready.set()
             await self._stop.wait()
             work.cancel()

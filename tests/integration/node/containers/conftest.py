@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.node.pods import launch
-from moorage.node.pods.runtime import Container, Runtime
+from moorage.node.runtime import launch
+from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 
 class Bench:
@@ -35,7 +35,7 @@ class Bench:
         return self.runtimes[-1]
 
     def container(self, name="a", number=0):
-        return Container("u1", name, number, self.base / name / str(number), self.base / "logs" / f"{name}.log")
+        return RunningContainer("u1", name, number, self.base / name / str(number), self.base / "logs" / f"{name}.log")
 
     def pid_of(self, container):
         self.pids.add(json.loads((container.directory / "state.json").read_text())["pid"])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from moorage.host import loop
-from moorage.node.pods import launch
-from moorage.node.pods.runtime import ContainerFailed
-from moorage.node.pods.sandbox import KEPT_CAPABILITIES
+from moorage.node.runtime import launch
+from moorage.node.runtime.process_runtime import ContainerFailed
+from moorage.node.runtime.sandbox import KEPT_CAPABILITIES
 
 pytestmark = pytest.mark.root
 SYS_ADMIN = 21

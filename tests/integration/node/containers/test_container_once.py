@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from moorage.host import mountinfo
-from moorage.node.pods import launch, record
-from moorage.node.pods import runtime as module
-from moorage.node.pods.remains import groups_of
-from moorage.node.pods.runtime import ContainerFailed
-from moorage.node.removal import remove_tree
+from moorage.host.safe_remove import remove_tree
+from moorage.node.runtime import container_state, launch
+from moorage.node.runtime import process_runtime as module
+from moorage.node.runtime.orphans import groups_of
+from moorage.node.runtime.process_runtime import ContainerFailed
 
 pytestmark = pytest.mark.root
 CHANGES_USER = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000"]
@@ -106,8 +106,8 @@ async def test_a_process_of_another_boot_is_not_taken_for_a_container(bench):
             container = bench.container()
             container.directory.mkdir(parents=True)
             (container.directory / "spec.json").write_text("{}")
-            state = {"pid": bystander.pid, "start": record.start_ticks(bystander.pid), "boot": "another"}
-            record.write(str(container.directory / "state.json"), {**state, "shim": 1, "started": 1.0})
+            state = {"pid": bystander.pid, "start": container_state.start_ticks(bystander.pid), "boot": "another"}
+            container_state.write(str(container.directory / "state.json"), {**state, "shim": 1, "started": 1.0})
             assert bench.runtime().find(container)
             assert container.is_ended
             assert bystander.poll() is None
@@ -120,7 +120,7 @@ async def test_another_container_that_has_its_number_is_not_taken_for_it(bench):
     await runtime.start(first, bench.spec("sleep", "1000"))
     other.directory.mkdir(parents=True)
     (other.directory / "spec.json").write_text("{}")
-    record.write(str(other.directory / "state.json"), {**first.state, "start": first.state["start"] - 1})
+    container_state.write(str(other.directory / "state.json"), {**first.state, "start": first.state["start"] - 1})
     assert bench.runtime().find(other)
     assert other.is_ended
     assert first.is_running
@@ -134,7 +134,7 @@ async def test_the_end_of_an_earlier_attempt_ends_nothing_of_the_later_one(bench
         container.directory.mkdir(parents=True)
         document = {"host_pid": True, "number": number}
         (container.directory / "spec.json").write_text(json.dumps(document))
-        record.write(str(container.directory / "state.json"), {"pid": 0, "shim": 1, "started": 1.0})
+        container_state.write(str(container.directory / "state.json"), {"pid": 0, "shim": 1, "started": 1.0})
     for number in (0, 1):
         assert bench.runtime().find(bench.container(number=number))
     assert [one["number"] for one in ended] == [1]

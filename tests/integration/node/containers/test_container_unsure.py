@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
-from moorage.node.pods import record
-from moorage.node.pods import runtime as module
-from moorage.node.pods.runtime import ContainerFailed
+from moorage.node.runtime import container_state
+from moorage.node.runtime import process_runtime as module
+from moorage.node.runtime.process_runtime import ContainerFailed
 
 pytestmark = pytest.mark.root
 ENDS_WHEN_TOLD = ["sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"]
@@ -113,7 +113,7 @@ async def test_a_start_is_given_up_without_descriptors_too(bench, monkeypatch):
     await until((container.directory / "state.json").exists)
     pid = bench.pid_of(container)
     with descriptors():
-        await until((container.directory / record.ABANDONED).exists)
+        await until((container.directory / container_state.ABANDONED).exists)
     with pytest.raises(ContainerFailed, match="did not start"):
         await starting
     with bench.answering(hanging):

@@ -6,29 +6,29 @@ from pathlib import Path
 import pytest
 
 from moorage.host import loop, mountinfo, mounts
-from moorage.node.layout import Layout, PodUid, csi_volume_name
-from moorage.node.plugins.registry import Driver, Registry
-from moorage.node.removal import remove_tree
-from moorage.node.testing import ScriptedDriver
+from moorage.host.safe_remove import remove_tree
+from moorage.node.layout import NodeLayout, PodUid, csi_volume_name
+from moorage.node.plugins.registry import DriverRegistry, RegisteredDriver
 from moorage.node.volumes import wire
-from moorage.node.volumes.block import BlockMounter
-from moorage.node.volumes.csi import FilesystemMounter
-from moorage.node.volumes.execute import Executor
+from moorage.node.volumes.execute import VolumeExecutor
+from moorage.node.volumes.mounters.csi_block import BlockMounter
+from moorage.node.volumes.mounters.csi_filesystem import FilesystemMounter
 from moorage.node.volumes.observe import observe
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import (
+from moorage.node.volumes.state import (
     ActualVolume,
     CsiSource,
-    Failure,
-    Mount,
-    Outcome,
+    MountVolume,
     PodRef,
-    Unmount,
+    StepFailure,
+    StepOutcome,
     UnmountDevice,
-    Use,
-    World,
+    UnmountVolume,
+    VolumeState,
+    VolumeUse,
     settle,
 )
+from moorage.testing.node_driver import ScriptedDriver
 
 ONE = PodUid("uid-1")
 
@@ -64,8 +64,8 @@ class NoGrowth:
 
     async def grow_at_mount(self, use, volume):
         if self.fails:
-            raise StepFailed(Failure.TRANSIENT, "expand", "cannot grow")
-        return Outcome()
+            raise StepFailed(StepFailure.TRANSIENT, "expand", "cannot grow")
+        return StepOutcome()
 
     def forget(self, name):
         """There is nothing to forget."""
@@ -87,18 +87,18 @@ class Bench:
     """One volume, the parts that act on it, and what the world knows."""
 
     def __init__(self, base: Path, driver: ScriptedDriver, *, block=False):
-        self.layout = Layout(base / "r")
+        self.layout = NodeLayout(base / "r")
         self.driver = driver
-        registry = Registry()
-        registry.add(Driver(driver.name, str(driver.socket), (1, 0, 0), 5.0))
+        registry = DriverRegistry()
+        registry.add(RegisteredDriver(driver.name, str(driver.socket), (1, 0, 0), 5.0))
         self.registry = registry
         self.fetch = NothingToFetch()
         parts = (self.layout, "n1", registry, self.fetch)
         self.grower = NoGrowth()
-        self.executor = Executor(FilesystemMounter(*parts), BlockMounter(*parts), None, self.grower)
+        self.executor = VolumeExecutor(FilesystemMounter(*parts), BlockMounter(*parts), None, self.grower)
         self.source = CsiSource(driver.name, "vol", "pv", is_block=block)
         self.name = csi_volume_name(driver.name, "vol")
-        self.world = World(is_ready=True)
+        self.world = VolumeState(is_ready=True)
 
     @property
     def volume(self):
@@ -109,7 +109,7 @@ class Bench:
         self.driver.calls = Watched(look)
 
     def use(self, uid=ONE, **fields):
-        return Use(self.name, PodRef(uid, "ns", uid), fields.pop("source", self.source), ("data",), **fields)
+        return VolumeUse(self.name, PodRef(uid, "ns", uid), fields.pop("source", self.source), ("data",), **fields)
 
     async def do(self, action):
         outcome = await self.executor.execute(action, self.volume)
@@ -117,17 +117,17 @@ class Bench:
         return outcome
 
     async def mount(self, uid=ONE, **fields):
-        return await self.do(Mount(self.use(uid, **fields)))
+        return await self.do(MountVolume(self.use(uid, **fields)))
 
     async def unmount(self, uid=ONE):
-        return await self.do(Unmount(self.name, uid))
+        return await self.do(UnmountVolume(self.name, uid))
 
     async def unstage(self):
         return await self.do(UnmountDevice(self.name))
 
     def restart(self):
         """Forget everything and read the disk, as a new agent does."""
-        self.world = World(is_ready=True, actual=observe(self.layout).volumes)
+        self.world = VolumeState(is_ready=True, actual=observe(self.layout).volumes)
 
     def mounted(self):
         return [one.target for one in mountinfo.mounts_below(self.layout.root)]

@@ -8,10 +8,11 @@ import pytest
 from moorage.errors import MoorageError
 from moorage.host import mounts
 from moorage.node.layout import PodUid
-from moorage.node.plugins.registry import Driver
-from moorage.node.testing import GARBAGE, HANG, LIE
-from moorage.node.volumes import csi, metadata, wire
-from moorage.node.volumes.world import ActualPod, CsiSource, Failure, State
+from moorage.node.plugins.registry import RegisteredDriver
+from moorage.node.volumes import wire
+from moorage.node.volumes.mounters import csi_filesystem, vol_data
+from moorage.node.volumes.state import ActualPod, CsiSource, MountState, StepFailure
+from moorage.testing.node_driver import GARBAGE, HANG, LIE
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
@@ -24,11 +25,11 @@ CALLS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUns
 async def test_a_code_that_says_nothing_leaves_both_states_uncertain(either, code):
     bench = either
     bench.driver.misbehave("NodeStageVolume", code)
-    assert (await bench.mount()).failure is Failure.UNCERTAIN
-    assert (bench.volume.device, bench.volume.state_of(ONE)) == (State.UNCERTAIN, State.ABSENT)
+    assert (await bench.mount()).failure is StepFailure.UNCERTAIN
+    assert (bench.volume.device, bench.volume.state_of(ONE)) == (MountState.UNCERTAIN, MountState.ABSENT)
     bench.driver.misbehave("NodePublishVolume", code, after_effect=True)
-    assert (await bench.mount()).failure is Failure.UNCERTAIN
-    assert (bench.volume.device, bench.volume.state_of(ONE)) == (State.MOUNTED, State.UNCERTAIN)
+    assert (await bench.mount()).failure is StepFailure.UNCERTAIN
+    assert (bench.volume.device, bench.volume.state_of(ONE)) == (MountState.MOUNTED, MountState.UNCERTAIN)
     await bench.all_goes(ONE)
     assert len(bench.driver.named("NodeUnpublishVolume")) == len(bench.driver.named("NodeUnstageVolume")) == 1
 
@@ -37,11 +38,11 @@ async def test_a_code_that_says_nothing_leaves_both_states_uncertain(either, cod
 async def test_a_refusal_leaves_nothing_on_disk(either, code):
     bench = either
     bench.driver.misbehave("NodeStageVolume", code)
-    assert (await bench.mount()).failure is Failure.FINAL
-    assert (bench.volume.device, bench.mounted(), bench.files()) == (State.ABSENT, [], [])
+    assert (await bench.mount()).failure is StepFailure.FINAL
+    assert (bench.volume.device, bench.mounted(), bench.files()) == (MountState.ABSENT, [], [])
     bench.driver.misbehave("NodePublishVolume", code)
-    assert (await bench.mount()).failure is Failure.FINAL
-    assert bench.volume.state_of(ONE) is State.ABSENT
+    assert (await bench.mount()).failure is StepFailure.FINAL
+    assert bench.volume.state_of(ONE) is MountState.ABSENT
     assert not bench.layout.publish_target(ONE, "pv").parent.exists()
     assert not bench.layout.block_publish("pv", ONE).exists()
     assert not bench.layout.devices_of(ONE).exists()
@@ -51,8 +52,8 @@ async def test_a_refusal_leaves_nothing_on_disk(either, code):
 async def test_a_refusal_is_not_believed_when_something_is_mounted_at_the_target(either):
     bench = either
     bench.driver.misbehave("NodePublishVolume", "INTERNAL", after_effect=True)
-    assert (await bench.mount()).failure is Failure.UNCERTAIN
-    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    assert (await bench.mount()).failure is StepFailure.UNCERTAIN
+    assert bench.volume.state_of(ONE) is MountState.UNCERTAIN
     await bench.all_goes(ONE)
     assert len(bench.driver.named("NodeUnpublishVolume")) == 1
 
@@ -62,8 +63,8 @@ async def test_what_was_found_on_disk_is_given_back_to_the_driver_even_after_a_r
     bench.restart()
     bench.driver.misbehave("NodeStageVolume", "INTERNAL")
     mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))  # a driver need not mount there at all
-    assert (await bench.mount()).failure is Failure.FINAL
-    assert bench.volume.device is State.UNCERTAIN
+    assert (await bench.mount()).failure is StepFailure.FINAL
+    assert bench.volume.device is MountState.UNCERTAIN
     await bench.all_goes(ONE)
     assert len(bench.driver.named("NodeUnstageVolume")) == 1
 
@@ -89,16 +90,16 @@ async def test_a_volume_whose_data_was_lost_is_given_back_by_what_else_is_known(
     await bench.mount()
     for directory in (bench.layout.csi_volume(ONE, "pv"), bench.layout.staging("scripted.dev", "vol")):
         if damage == "missing":
-            metadata.remove(directory)
+            vol_data.remove(directory)
         else:
-            (directory / metadata.NAME).write_text(damage)
+            (directory / vol_data.NAME).write_text(damage)
     await bench.all_goes(ONE)
     assert len(bench.driver.named("NodeUnpublishVolume")) == len(bench.driver.named("NodeUnstageVolume")) == 1
 
 
 async def test_without_data_and_without_a_mount_no_driver_is_asked(bench):
     volume = bench.volume
-    volume.device, volume.pods[ONE] = State.UNCERTAIN, ActualPod(State.UNCERTAIN)
+    volume.device, volume.pods[ONE] = MountState.UNCERTAIN, ActualPod(MountState.UNCERTAIN)
     await bench.all_goes(ONE)
     assert bench.driver.calls == []
 
@@ -106,7 +107,7 @@ async def test_without_data_and_without_a_mount_no_driver_is_asked(bench):
 async def test_the_device_stays_while_a_pod_shows_it(bench):
     await bench.mount()
     outcome = await bench.unstage()  # as if the pod's record had been lost
-    assert outcome.failure is Failure.TRANSIENT
+    assert outcome.failure is StepFailure.TRANSIENT
     assert str(bench.layout.publish_target(ONE, "pv")) in outcome.message
     assert bench.driver.named("NodeUnstageVolume") == []
     await bench.all_goes(ONE)
@@ -121,22 +122,22 @@ async def test_a_pods_tokens_are_forgotten_with_its_volume(bench):
 async def test_a_step_that_fails_as_nobody_expected_is_a_failure_like_any_other(bench, monkeypatch):
     await bench.mount()
     with monkeypatch.context() as patch:
-        patch.setattr(metadata, "read", lambda directory: 1 / 0)
+        patch.setattr(vol_data, "read", lambda directory: 1 / 0)
         outcome = await bench.unmount()
-    assert outcome.failure is Failure.UNCERTAIN
+    assert outcome.failure is StepFailure.UNCERTAIN
     await bench.all_goes(ONE)
 
 
 async def test_a_volume_that_has_not_its_size_yet_keeps_its_pod_waiting_and_is_undone(either):
     either.grower.fails = True
     outcome = await either.mount()
-    assert (outcome.failure, outcome.step, outcome.published) == (Failure.UNCERTAIN, "expand", False)
-    assert either.volume.state_of(ONE) is State.UNCERTAIN
+    assert (outcome.failure, outcome.step, outcome.published) == (StepFailure.UNCERTAIN, "expand", False)
+    assert either.volume.state_of(ONE) is MountState.UNCERTAIN
     either.grower.fails = False
     await either.mount()
     either.grower.fails = True
     assert (await either.mount()).failure is not None
-    assert either.volume.state_of(ONE) is State.MOUNTED  # a pod that runs keeps it
+    assert either.volume.state_of(ONE) is MountState.MOUNTED  # a pod that runs keeps it
     await either.all_goes(ONE)
 
 
@@ -144,7 +145,7 @@ async def test_a_mount_that_fails_as_nobody_expected_leaves_it_uncertain(bench, 
     with monkeypatch.context() as patch:
         patch.setattr(wire, "publish_request", lambda *_: 1 / 0)
         outcome = await bench.mount()
-    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "pod")
+    assert (outcome.failure, outcome.step) == (StepFailure.UNCERTAIN, "pod")
     await bench.all_goes(ONE)
 
 
@@ -162,11 +163,11 @@ async def test_a_driver_that_goes_away_during_a_call_may_have_done_it(either, me
         while not either.driver.named(method):
             await asyncio.sleep(0)
     old = either.registry.get("scripted.dev")
-    either.registry.add(Driver("scripted.dev", str(either.driver.socket), (1, 0, 0), 5.0))
+    either.registry.add(RegisteredDriver("scripted.dev", str(either.driver.socket), (1, 0, 0), 5.0))
     await old.close()
-    assert Failure.UNCERTAIN in await task
+    assert StepFailure.UNCERTAIN in await task
     either.driver.release()
-    if either.volume.state_of(ONE) is not State.ABSENT:
+    if either.volume.state_of(ONE) is not MountState.ABSENT:
         assert (await either.unmount()).failure is None
     await either.all_goes()
 
@@ -179,7 +180,7 @@ async def test_a_driver_that_forgot_what_it_published_is_asked_twice_and_then_do
     for _ in range(2):
         bench.driver.misbehave("NodeUnpublishVolume", LIE)
     first = await bench.unmount()
-    assert (first.failure, len(bench.mounted_for(ONE))) == (Failure.UNCERTAIN, 1)
+    assert (first.failure, len(bench.mounted_for(ONE))) == (StepFailure.UNCERTAIN, 1)
     assert "is still mounted; it is asked again" in first.message
     assert (await bench.unmount()).failure is None
     assert len(bench.driver.named("NodeUnpublishVolume")) == 2
@@ -195,7 +196,7 @@ async def test_a_driver_that_forgot_what_it_staged_is_asked_twice_and_then_done_
     await bench.unmount()
     for _ in range(2):
         bench.driver.misbehave("NodeUnstageVolume", LIE)
-    assert ((await bench.unstage()).failure, len(bench.mounted())) == (Failure.UNCERTAIN, 1)
+    assert ((await bench.unstage()).failure, len(bench.mounted())) == (StepFailure.UNCERTAIN, 1)
     await bench.all_goes()
     assert len(bench.driver.named("NodeUnstageVolume")) == 2
 
@@ -204,7 +205,7 @@ async def test_what_a_driver_unmounts_late_is_not_held_against_it_the_next_time(
     for _ in range(2):
         await bench.mount()
         bench.driver.misbehave("NodeUnpublishVolume", LIE)
-        assert (await bench.unmount()).failure is Failure.UNCERTAIN
+        assert (await bench.unmount()).failure is StepFailure.UNCERTAIN
         assert (await bench.unmount()).failure is None
     await bench.all_goes()
     assert len(bench.driver.named("NodeUnpublishVolume")) == 4
@@ -215,10 +216,10 @@ async def test_what_a_driver_has_staged_is_not_forgotten_when_we_cannot_look_at_
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as broken:
-        broken.setattr(csi.mountinfo, "is_mounted", fail)
+        broken.setattr(csi_filesystem.mountinfo, "is_mounted", fail)
         outcome = await bench.mount()
-    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "device")
-    assert bench.volume.device is State.UNCERTAIN
+    assert (outcome.failure, outcome.step) == (StepFailure.UNCERTAIN, "device")
+    assert bench.volume.device is MountState.UNCERTAIN
     await bench.all_goes()
     assert len(bench.driver.named("NodeUnstageVolume")) == 1
 
@@ -229,9 +230,9 @@ async def test_what_a_driver_has_published_is_not_forgotten_when_we_fail_after_i
         raise error
 
     monkeypatch.setattr(bench.executor._filesystem, "_apply_group", fail)
-    monkeypatch.setattr(csi.rules, "agent_applies_fs_group", lambda *_: True)
-    assert (await bench.mount()).failure is Failure.UNCERTAIN
-    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    monkeypatch.setattr(csi_filesystem.rules, "agent_applies_fs_group", lambda *_: True)
+    assert (await bench.mount()).failure is StepFailure.UNCERTAIN
+    assert bench.volume.state_of(ONE) is MountState.UNCERTAIN
     await bench.all_goes(ONE)
 
 
@@ -245,6 +246,6 @@ async def test_a_call_that_fails_on_our_side_may_have_been_heard(either, monkeyp
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(client, method, broken)
-    assert (await either.mount()).failure is Failure.UNCERTAIN
-    assert (either.volume.device, either.volume.state_of(ONE)) != (State.ABSENT, State.ABSENT)
+    assert (await either.mount()).failure is StepFailure.UNCERTAIN
+    assert (either.volume.device, either.volume.state_of(ONE)) != (MountState.ABSENT, MountState.ABSENT)
     await either.all_goes(*([ONE] if method == "NodePublishVolume" else []))

@@ -6,10 +6,10 @@ import pytest
 
 from moorage.host import loop, mounts
 from moorage.node.layout import PodUid
-from moorage.node.testing import LIE
-from moorage.node.volumes import metadata
+from moorage.node.volumes.mounters import vol_data
 from moorage.node.volumes.observe import observe
-from moorage.node.volumes.world import CsiSource, Failure, State
+from moorage.node.volumes.state import CsiSource, MountState, StepFailure
+from moorage.testing.node_driver import LIE
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
@@ -20,8 +20,8 @@ async def test_a_block_volume_is_not_unstaged_under_a_device_that_could_not_be_m
     place.parent.mkdir(parents=True)
     place.write_text("in the way")  # as a full or read-only directory would be
     outcome = await block.mount()
-    assert outcome.failure is Failure.UNCERTAIN
-    assert block.volume.state_of(ONE) is State.UNCERTAIN  # so the driver is told to unpublish before it unstages
+    assert outcome.failure is StepFailure.UNCERTAIN
+    assert block.volume.state_of(ONE) is MountState.UNCERTAIN  # so the driver is told to unpublish before it unstages
     place.unlink()
     await block.all_goes(ONE)
 
@@ -42,7 +42,7 @@ async def test_a_block_volume_that_is_published_after_the_agent_died_is_found_ag
 async def test_a_driver_that_publishes_no_device_is_told_to_undo_it(block):
     block.driver.misbehave("NodePublishVolume", LIE)
     outcome = await block.mount()
-    assert outcome.failure is Failure.UNCERTAIN
+    assert outcome.failure is StepFailure.UNCERTAIN
     await block.all_goes(ONE)
     assert len(block.driver.named("NodeUnpublishVolume")) == 1
 
@@ -83,7 +83,7 @@ async def test_a_block_volume_that_came_back_as_another_device_is_mapped_anew(bl
 async def test_a_block_volume_is_not_unstaged_while_a_device_file_is_left(block):
     await block.mount()
     outcome = await block.unstage()  # as if the pod's record had been lost
-    assert outcome.failure is Failure.TRANSIENT
+    assert outcome.failure is StepFailure.TRANSIENT
     assert ONE in outcome.message
     assert block.driver.named("NodeUnstageVolume") == []
     await block.all_goes(ONE)
@@ -105,11 +105,11 @@ async def test_a_block_driver_that_claims_to_have_unmounted_is_not_believed(bloc
     block.driver.misbehave(method, LIE)
     first = await block.unmount()
     if method == "NodeUnpublishVolume":
-        assert (first.failure, block.volume.state_of(ONE)) == (Failure.UNCERTAIN, State.UNCERTAIN)
+        assert (first.failure, block.volume.state_of(ONE)) == (StepFailure.UNCERTAIN, MountState.UNCERTAIN)
         await block.all_goes(ONE)
     else:
-        assert (await block.unstage()).failure is Failure.UNCERTAIN
-        assert metadata.read(block.layout.block_data("pv")) is not None
+        assert (await block.unstage()).failure is StepFailure.UNCERTAIN
+        assert vol_data.read(block.layout.block_data("pv")) is not None
         await block.all_goes()
 
 
@@ -127,23 +127,23 @@ async def test_a_refused_publish_leaves_no_device_of_an_earlier_try(block, monke
     with monkeypatch.context() as patch:
         if not is_mapped:
             patch.setattr(mounts, "bind", full)
-        assert (await block.mount()).failure is Failure.UNCERTAIN
+        assert (await block.mount()).failure is StepFailure.UNCERTAIN
     assert (device.exists(), device.is_block_device()) == (True, is_mapped)
     mounts.unmount_all(target)  # a driver may clear up before it refuses
     target.unlink(missing_ok=True)
     block.driver.misbehave("NodePublishVolume", "INTERNAL")
-    assert (await block.mount()).failure is Failure.FINAL
-    assert block.volume.state_of(ONE) is State.ABSENT
+    assert (await block.mount()).failure is StepFailure.FINAL
+    assert block.volume.state_of(ONE) is MountState.ABSENT
     await block.all_goes()
     assert len(block.driver.named("NodeUnstageVolume")) == 1
 
 
 async def test_a_refused_stage_leaves_what_another_pods_unpublishing_needs(block):
     await block.mount(ONE)
-    block.volume.device = State.UNCERTAIN
+    block.volume.device = MountState.UNCERTAIN
     block.driver.misbehave("NodeStageVolume", "INTERNAL")
-    assert (await block.mount(TWO)).failure is Failure.FINAL
-    assert metadata.read(block.layout.block_data("pv")) is not None
+    assert (await block.mount(TWO)).failure is StepFailure.FINAL
+    assert vol_data.read(block.layout.block_data("pv")) is not None
     block.restart()
     await block.all_goes(ONE)
 
@@ -169,7 +169,7 @@ async def test_two_persistent_volumes_of_one_handle_are_staged_and_unstaged_each
 async def test_the_second_of_two_is_staged_again_when_it_is_not_known_whether_it_was(block):
     await block.mount(ONE)
     block.driver.misbehave("NodeStageVolume", "UNAVAILABLE")
-    assert (await block.mount(TWO, source=TOO)).failure is Failure.UNCERTAIN
+    assert (await block.mount(TWO, source=TOO)).failure is StepFailure.UNCERTAIN
     assert (await block.mount(TWO, source=TOO)).failure is None
     assert len(block.driver.named("NodeStageVolume")) == 3
     await block.all_goes(ONE, TWO)

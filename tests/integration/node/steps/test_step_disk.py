@@ -7,8 +7,8 @@ import pytest
 
 from moorage.host import mounts
 from moorage.node.layout import PodUid
-from moorage.node.volumes import metadata
-from moorage.node.volumes.world import Failure, State
+from moorage.node.volumes.mounters import vol_data
+from moorage.node.volumes.state import MountState, StepFailure
 
 pytestmark = pytest.mark.root
 ONE = PodUid("uid-1")
@@ -45,7 +45,7 @@ async def test_a_driver_is_not_asked_for_what_could_not_be_written_down(small, h
     with unwritable(small, how):
         outcome = await small.mount()
         assert words in outcome.message
-        assert outcome.failure is Failure.TRANSIENT
+        assert outcome.failure is StepFailure.TRANSIENT
         assert {name for name, _ in small.driver.calls} <= {"NodeGetCapabilities"}
     assert (await small.mount()).failure is None
     assert (await small.unmount()).failure is None
@@ -58,11 +58,11 @@ async def test_a_pod_leaves_a_full_disk_at_once_and_a_read_only_one_as_soon_as_i
     await small.mount()
     with unwritable(small, how):
         await small.mount()  # published again: nothing has to be written for that
-        assert small.volume.state_of(ONE) is State.MOUNTED
+        assert small.volume.state_of(ONE) is MountState.MOUNTED
         outcome = await small.unmount()
         if how == "read-only":
             assert outcome.failure is not None
-            assert small.volume.state_of(ONE) is State.UNCERTAIN  # tried again, and the device stays until then
+            assert small.volume.state_of(ONE) is MountState.UNCERTAIN  # tried again, and the device stays until then
         else:
             assert outcome.failure is None
     if how == "read-only":
@@ -83,8 +83,8 @@ async def test_a_refusal_that_cannot_be_cleared_up_after_is_come_back_for(small,
     small.watch(look)
     small.driver.misbehave(method, "INVALID_ARGUMENT")
     outcome = await small.mount()
-    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, step)
-    assert (small.volume.state_of(ONE) if step == "pod" else small.volume.device) is State.UNCERTAIN
+    assert (outcome.failure, outcome.step) == (StepFailure.UNCERTAIN, step)
+    assert (small.volume.state_of(ONE) if step == "pod" else small.volume.device) is MountState.UNCERTAIN
     mounts.remount(small.layout.root, "tmpfs", ["rw"])
     if step == "pod":
         assert (await small.unmount()).failure is None
@@ -102,16 +102,16 @@ async def refused(bench, monkeypatch, method):
 
     bench.driver.misbehave(method, "INVALID_ARGUMENT")
     with monkeypatch.context() as broken:
-        broken.setattr(metadata, "remove", fail)
+        broken.setattr(vol_data, "remove", fail)
         return await bench.mount()
 
 
 async def test_data_of_a_refused_stage_that_cannot_be_removed_is_come_back_for(either, monkeypatch):
-    assert (await refused(either, monkeypatch, "NodeStageVolume")).failure is Failure.UNCERTAIN
+    assert (await refused(either, monkeypatch, "NodeStageVolume")).failure is StepFailure.UNCERTAIN
     await either.all_goes()
 
 
 async def test_data_of_a_refused_publish_that_cannot_be_removed_is_come_back_for(bench, monkeypatch):
-    assert (await refused(bench, monkeypatch, "NodePublishVolume")).failure is Failure.UNCERTAIN
+    assert (await refused(bench, monkeypatch, "NodePublishVolume")).failure is StepFailure.UNCERTAIN
     await bench.all_goes(ONE)
     assert not bench.layout.csi_volume(ONE, "pv").exists()

@@ -11,11 +11,12 @@ import pytest
 from moorage.host import mountinfo, mounts
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.layout import PodUid
-from moorage.node.testing import GARBAGE, LIE
-from moorage.node.volumes import asking, metadata, ownership
+from moorage.node.volumes import driver_calls
+from moorage.node.volumes.mounters import ownership, vol_data
 from moorage.node.volumes.plan import plan_volume
 from moorage.node.volumes.rules import StepFailed
-from moorage.node.volumes.world import CsiSource, Failure, State, Unmount
+from moorage.node.volumes.state import CsiSource, MountState, StepFailure, UnmountVolume
+from moorage.testing.node_driver import GARBAGE, LIE
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
@@ -56,7 +57,7 @@ class Answer:
 
 
 def not_its_claim():
-    return StepFailed(Failure.TRANSIENT, "pod", "no longer bound")
+    return StepFailed(StepFailure.TRANSIENT, "pod", "no longer bound")
 
 
 async def published_without(bench, **fields):
@@ -70,24 +71,24 @@ async def published_without(bench, **fields):
 
 
 async def test_a_claim_that_is_known_to_be_another_one_keeps_the_driver_from_being_asked(either, monkeypatch):
-    monkeypatch.setattr(asking, "_SOON_S", 60.0)
+    monkeypatch.setattr(driver_calls, "_SOON_S", 60.0)
     answer = Answer(either)
     answer.error = not_its_claim()
     answer.may_come.set()
     outcome = await either.mount(ONE)
-    assert (outcome.failure, outcome.step, outcome.message) == (Failure.TRANSIENT, "pod", "no longer bound")
+    assert (outcome.failure, outcome.step, outcome.message) == (StepFailure.TRANSIENT, "pod", "no longer bound")
     assert either.driver.named("NodePublishVolume") == []
-    assert either.volume.state_of(ONE) is State.ABSENT
+    assert either.volume.state_of(ONE) is MountState.ABSENT
     await either.all_goes()
 
 
 async def test_while_the_claim_is_slow_to_be_read_the_driver_works_but_the_pod_has_nothing(either):
     answer, mounting = await published_without(either)
     assert not mounting.done()
-    assert either.volume.state_of(ONE) is State.ABSENT
+    assert either.volume.state_of(ONE) is MountState.ABSENT
     answer.may_come.set()
     assert (await mounting).failure is None
-    assert either.volume.state_of(ONE) is State.MOUNTED
+    assert either.volume.state_of(ONE) is MountState.MOUNTED
     await either.all_goes(ONE)
 
 
@@ -97,9 +98,9 @@ async def test_what_was_published_for_a_claim_that_turns_out_to_be_another_one_i
     answer.error = error
     answer.may_come.set()
     outcome = await mounting
-    assert (outcome.failure, outcome.step, outcome.message) == (Failure.UNCERTAIN, "pod", "no longer bound")
+    assert (outcome.failure, outcome.step, outcome.message) == (StepFailure.UNCERTAIN, "pod", "no longer bound")
     either.world.held.add(ONE)  # other volumes of the pod may be in use
-    assert plan_volume(either.world, either.name, now=0.0).action == Unmount(either.name, ONE)
+    assert plan_volume(either.world, either.name, now=0.0).action == UnmountVolume(either.name, ONE)
     await either.all_goes(ONE)
     assert len(either.driver.named("NodeUnpublishVolume")) == 1
 
@@ -118,23 +119,23 @@ async def test_no_file_is_given_to_another_group_before_the_claim_is_read(bench)
 async def test_a_driver_that_refuses_meanwhile_is_believed_and_the_claim_is_not_waited_for(either):
     answer = Answer(either)
     either.driver.misbehave("NodePublishVolume", "INVALID_ARGUMENT")
-    assert (await either.mount(ONE)).failure is Failure.FINAL
+    assert (await either.mount(ONE)).failure is StepFailure.FINAL
     await asyncio.sleep(0)
     assert answer.was_given_up
-    assert either.volume.state_of(ONE) is State.ABSENT
+    assert either.volume.state_of(ONE) is MountState.ABSENT
     await either.all_goes()
 
 
 async def test_of_a_driver_and_a_claim_that_both_refuse_the_driver_is_told_of_and_the_claim_is_no_surprise(
     bench, monkeypatch
 ):
-    monkeypatch.setattr(asking, "_SOON_S", 0.0)
+    monkeypatch.setattr(driver_calls, "_SOON_S", 0.0)
     answer, surprises = Answer(bench), []
     answer.error = not_its_claim()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: surprises.append(context))
     bench.watch(lambda name, request: answer.may_come.set() if name == "NodePublishVolume" else None)
     bench.driver.misbehave("NodePublishVolume", "INVALID_ARGUMENT")
-    assert (await bench.mount(ONE)).failure is Failure.FINAL
+    assert (await bench.mount(ONE)).failure is StepFailure.FINAL
     gc.collect()
     assert not answer.was_given_up
     assert surprises == []
@@ -206,7 +207,7 @@ async def test_what_a_driver_was_asked_to_publish_again_is_undone_as_often(bench
         if restarted:
             bench.restart()
         else:
-            bench.volume.pods[ONE].state = State.UNCERTAIN  # it is to be published again
+            bench.volume.pods[ONE].state = MountState.UNCERTAIN  # it is to be published again
         bench.driver.misbehave("NodePublishVolume", "UNAVAILABLE", "UNAVAILABLE")
         while (await bench.mount()).failure is not None:
             assert bench.driver.named("NodeUnpublishVolume") == []
@@ -227,10 +228,10 @@ async def test_an_inline_volume_is_never_staged(bench):
     (volume,) = bench.world.actual.values()
     assert (volume.name, volume.device, volume.source.is_ephemeral) == (
         f"kubernetes.io/csi/{ONE}-v",
-        State.ABSENT,
+        MountState.ABSENT,
         True,
     )
-    assert (await bench.executor.execute(Unmount(volume.name, ONE), volume)).failure is None
+    assert (await bench.executor.execute(UnmountVolume(volume.name, ONE), volume)).failure is None
     assert bench.driver.named("NodeStageVolume") == []
     assert bench.driver.named("NodeUnpublishVolume")[0].volume_id == "csi-1"
 
@@ -238,7 +239,7 @@ async def test_an_inline_volume_is_never_staged(bench):
 async def test_a_driver_that_does_not_serve_this_kind_of_volume_is_not_asked(bench):
     bench.fetch.spec = CsiDriverSpec(volume_lifecycle_modes=["Ephemeral"])
     outcome = await bench.mount()
-    assert (outcome.failure, bench.driver.calls) == (Failure.TRANSIENT, [])
+    assert (outcome.failure, bench.driver.calls) == (StepFailure.TRANSIENT, [])
     assert "not Persistent" in outcome.message
 
 
@@ -248,10 +249,10 @@ async def test_the_staging_directory_is_ours_and_the_target_is_the_drivers(bench
     def look(method, request):
         if method == "NodeStageVolume":
             place = Path(request.staging_target_path)
-            seen["staging"] = (stat.S_IMODE(place.stat().st_mode), metadata.read(place.parent))
+            seen["staging"] = (stat.S_IMODE(place.stat().st_mode), vol_data.read(place.parent))
         elif method == "NodePublishVolume":
             place = Path(request.target_path)
-            seen["target"] = (place.exists(), metadata.read(place.parent)["specVolID"])
+            seen["target"] = (place.exists(), vol_data.read(place.parent)["specVolID"])
 
     bench.watch(look)
     await bench.mount()
@@ -266,7 +267,7 @@ async def test_a_failed_republish_takes_nothing_away(either, code):
     before, files = either.mounted(), either.files()
     either.driver.misbehave("NodePublishVolume", code)
     assert (await either.mount()).failure is not None
-    assert either.volume.state_of(ONE) is State.MOUNTED
+    assert either.volume.state_of(ONE) is MountState.MOUNTED
     assert (either.mounted(), either.files()) == (before, files)
     await either.all_goes(ONE)
 
@@ -275,9 +276,9 @@ async def test_a_failed_republish_of_a_driver_that_mounts_nothing_takes_nothing_
     await bench.mount()
     mounts.unmount(bench.layout.publish_target(ONE, "pv"))
     bench.driver.misbehave("NodePublishVolume", "INTERNAL")
-    assert (await bench.mount()).failure is Failure.FINAL
+    assert (await bench.mount()).failure is StepFailure.FINAL
     assert bench.layout.publish_target(ONE, "pv").is_dir()
-    assert metadata.read(bench.layout.csi_volume(ONE, "pv")) is not None
+    assert vol_data.read(bench.layout.csi_volume(ONE, "pv")) is not None
     await bench.all_goes(ONE)
     assert len(bench.driver.named("NodeUnpublishVolume")) == 1
 
@@ -287,10 +288,10 @@ async def test_a_volume_that_was_lost_and_is_refused_again_stays_with_its_pod(ei
     for place in (either.layout.publish_target(ONE, "pv"), either.layout.block_publish("pv", ONE)):
         mounts.unmount_all(place)
     files = either.files()
-    either.volume.pods[ONE].state = State.UNCERTAIN  # it is to be published again
+    either.volume.pods[ONE].state = MountState.UNCERTAIN  # it is to be published again
     either.driver.misbehave("NodePublishVolume", "INTERNAL")
-    assert (await either.mount()).failure is Failure.FINAL
-    assert either.volume.state_of(ONE) is State.UNCERTAIN  # other containers of the pod may still run with it
+    assert (await either.mount()).failure is StepFailure.FINAL
+    assert either.volume.state_of(ONE) is MountState.UNCERTAIN  # other containers of the pod may still run with it
     assert either.files() == files
     await either.all_goes(ONE)
     assert either.driver.named("NodeUnpublishVolume")
@@ -301,9 +302,9 @@ async def test_a_refused_publish_after_a_restart_takes_no_data_away(bench):
     bench.restart()
     mounts.unmount(bench.layout.publish_target(ONE, "pv"))
     bench.driver.misbehave("NodePublishVolume", "INTERNAL")
-    assert (await bench.mount()).failure is Failure.FINAL
-    assert bench.volume.state_of(ONE) is State.UNCERTAIN
-    assert metadata.read(bench.layout.csi_volume(ONE, "pv")) is not None
+    assert (await bench.mount()).failure is StepFailure.FINAL
+    assert bench.volume.state_of(ONE) is MountState.UNCERTAIN
+    assert vol_data.read(bench.layout.csi_volume(ONE, "pv")) is not None
     await bench.all_goes(ONE)
     assert bench.driver.named("NodeUnpublishVolume")
 
@@ -317,8 +318,8 @@ async def test_files_that_fail_on_the_way_to_the_group_leave_the_mount_uncertain
     with monkeypatch.context() as patch:
         patch.setattr(ownership, "apply_group", refuse)
         outcome = await bench.mount(fs_group=4321)
-    assert (outcome.failure, outcome.step) == (Failure.UNCERTAIN, "pod")
-    assert bench.volume.state_of(ONE) is State.UNCERTAIN
+    assert (outcome.failure, outcome.step) == (StepFailure.UNCERTAIN, "pod")
+    assert bench.volume.state_of(ONE) is MountState.UNCERTAIN
     await bench.all_goes(ONE)
     assert len(bench.driver.named("NodeUnpublishVolume")) == 1
 
@@ -330,7 +331,7 @@ async def test_a_volume_that_is_read_only_is_used_with_the_group_that_its_files_
     mounts.mount("none", data, "tmpfs", ["ro"])
     try:
         assert (await bench.mount(fs_group=4321)).failure is None
-        assert bench.volume.state_of(ONE) is State.MOUNTED
+        assert bench.volume.state_of(ONE) is MountState.MOUNTED
         await bench.all_goes(ONE)
     finally:
         mounts.unmount(data)

@@ -11,17 +11,17 @@ from moorage.controllers.attachdetach.names import (
 )
 from moorage.controllers.attachdetach.plan import (
     Attach,
+    AttachLimits,
     AwaitUnmount,
     Detach,
     GiveUp,
     Keep,
-    Limits,
     Verify,
     Warn,
     Withdraw,
     plan,
 )
-from moorage.controllers.attachdetach.world import State, World
+from moorage.controllers.attachdetach.state import AttachPhase, AttachState
 from moorage.kube.objects.meta import ObjectReference
 
 VOLUME = volume_name("csi.example.com", "v1")
@@ -29,8 +29,8 @@ A, B = NodeName("a"), NodeName("b")
 NOW = 1000.0
 
 
-def world_with(*nodes: NodeName, shareable: bool = False) -> World:
-    world = World()
+def world_with(*nodes: NodeName, shareable: bool = False) -> AttachState:
+    world = AttachState()
     for name in nodes:
         node = world.node(name)
         node.exists = node.is_managed = node.is_ready = True
@@ -39,18 +39,18 @@ def world_with(*nodes: NodeName, shareable: bool = False) -> World:
     return world
 
 
-def wanted(world: World, node: NodeName, uid: str = "") -> None:
+def wanted(world: AttachState, node: NodeName, uid: str = "") -> None:
     world.want(uid or f"uid-{node}", ObjectReference(namespace="default", name=f"pod-{node}"), node, VOLUME)
 
 
-def attached(world: World, node: NodeName, *, listed: bool = True, in_use: bool = False) -> None:
+def attached(world: AttachState, node: NodeName, *, listed: bool = True, in_use: bool = False) -> None:
     world.found_attached(VOLUME, node)
     world.nodes[node].listed = frozenset({VOLUME}) if listed else frozenset()
     world.nodes[node].in_use = frozenset({VOLUME}) if in_use else frozenset()
 
 
-def planned(world: World, now: float = NOW, limits: Limits | None = None) -> list[object]:
-    return list(plan(world, [VOLUME], limits or Limits(), now))
+def planned(world: AttachState, now: float = NOW, limits: AttachLimits | None = None) -> list[object]:
+    return list(plan(world, [VOLUME], limits or AttachLimits(), now))
 
 
 def test_a_wanted_volume_is_attached():
@@ -90,7 +90,9 @@ def test_a_second_node_is_told_to_wait_once():
     assert planned(world) == []
 
 
-@pytest.mark.parametrize("state", [State.ATTACHING, State.UNCERTAIN, State.LEAVING, State.DETACHING])
+@pytest.mark.parametrize(
+    "state", [AttachPhase.ATTACHING, AttachPhase.UNCERTAIN, AttachPhase.LEAVING, AttachPhase.DETACHING]
+)
 def test_any_trace_on_another_node_blocks_an_unshared_volume(state):
     world = world_with(A, B)
     wanted(world, A)
@@ -126,7 +128,7 @@ def test_a_silent_node_is_overruled_after_six_minutes_and_not_before():
     world.volumes[VOLUME].attachments[A].detach_wanted_at = NOW
     assert planned(world, now=NOW + 360) == []
     assert planned(world, now=NOW + 360.01) == [Detach(VOLUME, A, verify=False)]
-    assert planned(world, now=NOW + 360.01, limits=Limits(may_force=False)) == []
+    assert planned(world, now=NOW + 360.01, limits=AttachLimits(may_force=False)) == []
 
 
 def test_a_healthy_node_that_let_go_late_is_not_asked_again():
@@ -135,7 +137,7 @@ def test_a_healthy_node_that_let_go_late_is_not_asked_again():
     world.volumes[VOLUME].attachments[A].detach_wanted_at = NOW
     assert planned(world, now=NOW + 360) == [Detach(VOLUME, A, verify=True)]
     assert planned(world, now=NOW + 361) == [Detach(VOLUME, A, verify=False)]
-    assert planned(world, now=NOW + 361, limits=Limits(may_force=False)) == [Detach(VOLUME, A, verify=True)]
+    assert planned(world, now=NOW + 361, limits=AttachLimits(may_force=False)) == [Detach(VOLUME, A, verify=True)]
 
 
 def test_an_out_of_service_node_is_not_waited_for():

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.controllers.attachdetach.execute import Executor
+from moorage.controllers.attachdetach.execute import AttachExecutor
 from moorage.controllers.attachdetach.names import MANAGED, OUT_OF_SERVICE, NodeName, attachment_name, volume_name
-from moorage.controllers.attachdetach.plan import Limits, plan
+from moorage.controllers.attachdetach.plan import AttachLimits, plan
 from moorage.controllers.attachdetach.populate import Populator
-from moorage.controllers.attachdetach.world import State, World
+from moorage.controllers.attachdetach.state import AttachPhase, AttachState
 from moorage.kube.errors import AlreadyExists, NotFound
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import ObjectReference
@@ -36,10 +36,10 @@ class Cluster:
         self.requests: list[str] = []
         self.events: list[tuple[str, str, str, str]] = []
         self.now = 1000.0
-        self.world = World()
-        self.limits = Limits()
+        self.world = AttachState()
+        self.limits = AttachLimits()
         self.populator = Populator(self.world, self, lambda: self.now, 60.0)
-        self.executor = Executor(self.world, self, self, self, lambda: self.now, self.limits)
+        self.executor = AttachExecutor(self.world, self, self, self, lambda: self.now, self.limits)
 
     # Views
 
@@ -189,7 +189,7 @@ class Cluster:
         self.requests.clear()
         self.events.clear()
 
-    def state(self, node: NodeName = A) -> State | None:
+    def state(self, node: NodeName = A) -> AttachPhase | None:
         found = self.world.attachment(VOLUME, node)
         return found.state if found is not None else None
 
@@ -366,7 +366,7 @@ def test_a_deleted_node_that_used_the_volume_is_waited_for_six_minutes(cluster):
     cluster.remove_node("a")
     cluster.populator.pod_changed(cluster.all_pods.pop("pod"), None)
     cluster.step()
-    assert cluster.state() is State.ATTACHED
+    assert cluster.state() is AttachPhase.ATTACHED
     cluster.now += 361
     cluster.step()
     assert cluster.state() is None
@@ -377,7 +377,7 @@ def test_a_deleted_node_stays_known_while_a_pod_is_there(cluster):
     cluster.remove_node("a")
     cluster.step()
     assert cluster.wanted == {"a"}
-    assert cluster.state() is State.ATTACHED
+    assert cluster.state() is AttachPhase.ATTACHED
 
 
 def test_a_node_that_comes_back_empty_is_told_what_is_attached_to_it_at_once(cluster):
@@ -425,7 +425,7 @@ def test_a_node_that_began_to_use_the_volume_unheard_keeps_it(cluster):
     )
     cluster.step()
     assert cluster.requests == ["list 0 on a", "get node"]
-    assert cluster.state() is State.UNCERTAIN
+    assert cluster.state() is AttachPhase.UNCERTAIN
     assert cluster.world.listing(A) == []  # not reported as attached until an attach succeeds
 
 
@@ -447,7 +447,7 @@ def test_attached_wins_over_an_old_error(cluster):
     cluster.add_pod("pod")
     cluster.step()
     cluster.set_attachment(A, attached=True, attachError={"message": "old"})
-    assert cluster.state() is State.ATTACHED
+    assert cluster.state() is AttachPhase.ATTACHED
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_an_error_that_is_there_already_fails_the_attach_at_once(cluster, status
     cluster.set_attachment(A, **status)
     cluster.add_pod("pod")
     cluster.step()
-    assert cluster.state() is State.UNCERTAIN
+    assert cluster.state() is AttachPhase.UNCERTAIN
     said = ("pod", "Warning", "FailedAttachVolume", f'AttachVolume.Attach failed for volume "pv" : {reason}')
     assert cluster.events == [said]
 
@@ -475,7 +475,7 @@ def test_an_attach_without_an_answer_is_given_up_after_two_minutes_in_the_words_
     cluster.step()
     cluster.now += 120
     cluster.step()
-    assert cluster.state() is State.UNCERTAIN
+    assert cluster.state() is AttachPhase.UNCERTAIN
     words = f"timed out waiting for external-attacher of {DRIVER} CSI driver to attach volume handle"
     assert [message.partition(" : ")[2] for *_, message in cluster.events] == [words]
 
@@ -486,9 +486,9 @@ def test_a_detach_that_fails_leaves_the_attachment_uncertain_and_is_tried_again(
     cluster.populator.pod_changed(cluster.all_pods.pop("pod"), None)
     cluster.step()
     cluster.step()
-    assert cluster.state() is State.DETACHING
+    assert cluster.state() is AttachPhase.DETACHING
     cluster.set_attachment(A, attached=True, finalizers=["x"], detachError={"message": "busy"})
-    assert cluster.state() is State.UNCERTAIN
+    assert cluster.state() is AttachPhase.UNCERTAIN
     cluster.set_attachment(A, attached=True)
     cluster.requests.clear()
     cluster.step()
@@ -548,7 +548,7 @@ def test_a_start_takes_listed_volumes_for_attached_and_other_attachments_for_unc
     cluster.set_attachment(A)
     cluster.set_attachment(B)
     cluster.populator.rebuild([listing, silent], cluster.attachments.values())
-    assert (cluster.state(A), cluster.state(B)) == (State.ATTACHED, State.UNCERTAIN)
+    assert (cluster.state(A), cluster.state(B)) == (AttachPhase.ATTACHED, AttachPhase.UNCERTAIN)
     attachments = cluster.world.volumes[VOLUME].attachments
     assert (attachments[A].assumed_in_use, attachments[B].assumed_in_use) == (False, True)
     assert cluster.world.nodes[A].foreign == (("other/plugin/x", ""),)

@@ -19,15 +19,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from moorage.controllers.attachdetach.execute import Executor
+from moorage.controllers.attachdetach.execute import AttachExecutor
 from moorage.controllers.attachdetach.names import MANAGED, OUT_OF_SERVICE, volume_name
-from moorage.controllers.attachdetach.plan import Limits
+from moorage.controllers.attachdetach.plan import AttachLimits
 from moorage.controllers.attachdetach.populate import Populator
-from moorage.controllers.attachdetach.run import Controller, InformerViews
-from moorage.controllers.attachdetach.world import World
-from moorage.kube.client import WatchEvent
+from moorage.controllers.attachdetach.run import AttachDetachController, InformerViews
+from moorage.controllers.attachdetach.state import AttachState
+from moorage.kube.api.client import WatchEvent
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import AlreadyExists, NotFound, Unavailable
-from moorage.kube.informer import Informer
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
 
@@ -157,7 +157,7 @@ class PlayedApi:
 class Running:
     """One life of the controller: its informers, how far each watch has come, and its unfinished requests."""
 
-    controller: Controller
+    controller: AttachDetachController
     informers: dict[type, Informer[Any]]
     seen: dict[type, int]
     tasks: list[tuple[Coroutine[Any, Any, None], Request]] = field(default_factory=list)
@@ -209,12 +209,12 @@ class Play(RuleBasedStateMachine):
             found = [self.server.read(kind, document) for document in self.server.objects[kind].values()]
             informer._replace({obj.key: obj for obj in found}, self.server.revision)
         views = InformerViews(SimpleNamespace(of=informers.__getitem__))  # type: ignore[arg-type]
-        world, limits, clock = World(), Limits(), lambda: self.now
+        world, limits, clock = AttachState(), AttachLimits(), lambda: self.now
         events = SimpleNamespace(normal=lambda *_: None, warning=lambda *_: None)
         api = PlayedApi(self.server, views, self.check_deletion)
-        executor = Executor(world, views, api, events, clock, limits)  # type: ignore[arg-type]
+        executor = AttachExecutor(world, views, api, events, clock, limits)  # type: ignore[arg-type]
         populator = Populator(world, views, clock, 60.0)
-        controller = Controller(world, views, populator, executor, limits, clock)
+        controller = AttachDetachController(world, views, populator, executor, limits, clock)
         controller._subscribe()
         self.life = Running(controller, informers, {kind: len(self.server.log[kind]) for kind in KINDS})
 

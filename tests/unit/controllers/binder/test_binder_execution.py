@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from binder_objects import claim, merged, storage_class, volume
 
-from moorage.controllers.binder.execute import Executor, NotNow
-from moorage.controllers.binder.plan import Note, SetClaimPhase, SetVolumePhase, TellMissing, TryLater, Unbind
-from moorage.controllers.binder.world import World
+from moorage.controllers.binder.execute import BinderExecutor, NotNow
+from moorage.controllers.binder.plan import EmitEvent, SetClaimPhase, SetVolumePhase, TellMissing, TryLater, Unbind
+from moorage.controllers.binder.state import BinderState
 from moorage.controllers.vocabulary import BIND_COMPLETED, BOUND_BY_CONTROLLER, DEFAULT_CLASS
+from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import Conflict
-from moorage.kube.informer import Informer
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 
 MINE = {"claim": "claim", "claim_uid": "uid-of-claim"}
@@ -48,7 +48,7 @@ class Scene:
         self.api, self.told = Api(refuses), []
         self.api.objects = {asked.name: asked, held.name: held}
         self.claims, self.volumes = copies(asked), copies(held)
-        self.executor = Executor(self.api, self, self.claims, self.volumes)  # type: ignore[arg-type]
+        self.executor = BinderExecutor(self.api, self, self.claims, self.volumes)  # type: ignore[arg-type]
 
     def event(self, subject: Any, kind: str, reason: str, message: str) -> None:
         self.told.append((subject.name, kind, reason))
@@ -96,8 +96,8 @@ async def test_unbinding_frees_the_volume_and_then_calls_it_available() -> None:
 
 
 async def test_a_change_of_phase_is_told_once() -> None:
-    lost = SetClaimPhase("Lost", Note("claim", "Warning", "ClaimLost", "why"))
-    failed = SetVolumePhase("Failed", Note("volume", "Warning", "VolumeFailedDelete", "why"))
+    lost = SetClaimPhase("Lost", EmitEvent("claim", "Warning", "ClaimLost", "why"))
+    failed = SetVolumePhase("Failed", EmitEvent("volume", "Warning", "VolumeFailedDelete", "why"))
     scene = Scene(claim(), volume())
     asked = await scene.executor.on_claim(lost, claim())
     held = await scene.executor.on_volume(failed, volume(), None)
@@ -109,7 +109,7 @@ async def test_a_change_of_phase_is_told_once() -> None:
 
 
 async def test_a_class_is_called_missing_only_if_the_api_does_not_know_it_either() -> None:
-    scene, why = Scene(claim(), volume()), Note("claim", "Warning", "ProvisioningFailed", "why")
+    scene, why = Scene(claim(), volume()), EmitEvent("claim", "Warning", "ProvisioningFailed", "why")
     scene.api.objects["late"] = storage_class("late")
     await scene.executor.on_claim(TellMissing("late", why), claim())
     assert scene.told == []
@@ -126,9 +126,9 @@ async def test_what_nobody_will_tell_the_end_of_is_tried_again() -> None:
 # Whom a change concerns
 
 
-def world(*objects: Any) -> World:
+def world(*objects: Any) -> BinderState:
     kinds: Any = (PersistentVolumeClaim, PersistentVolume, StorageClass, Pod)
-    return World(*(copies(*(o for o in objects if isinstance(o, kind)), kind=kind) for kind in kinds))
+    return BinderState(*(copies(*(o for o in objects if isinstance(o, kind)), kind=kind) for kind in kinds))
 
 
 def pod(name: str, node: str = "", phase: str = "Pending", named: str = "claim") -> Pod:
@@ -149,7 +149,7 @@ def test_pods_are_waited_for_while_they_have_neither_a_node_nor_an_end() -> None
 
 def test_a_volume_that_goes_wakes_the_claim_it_named_and_the_claim_that_names_it() -> None:
     known = world(claim("namer", volumeName="volume"))
-    assert known.concerned_by_volume(volume(**MINE), None).claims == ["default/claim", "default/namer"]
+    assert known.keys_for_volume(volume(**MINE), None).claims == ["default/claim", "default/namer"]
 
 
 def test_a_claim_that_goes_wakes_its_volume_and_those_that_name_it() -> None:
@@ -157,7 +157,7 @@ def test_a_claim_that_goes_wakes_its_volume_and_those_that_name_it() -> None:
     known = world(named, namer)
     known.free.see(None, named)
     known.free.see(None, namer)
-    assert known.concerned_by_claim(claim(volumeName="named"), None).volumes == ["named", "namer"]
+    assert known.keys_for_claim(claim(volumeName="named"), None).volumes == ["named", "namer"]
 
 
 def test_a_default_class_wakes_claims_that_name_none_and_every_class_those_that_name_it() -> None:
@@ -165,8 +165,8 @@ def test_a_default_class_wakes_claims_that_name_none_and_every_class_those_that_
         claim("none", storageClassName=None), claim("empty"), claim("fast", storageClassName="fast"), claim("slow")
     )
     usual = storage_class("fast", annotations={DEFAULT_CLASS: "true"})
-    assert known.concerned_by_class(None, usual).claims == ["default/fast", "default/none"]
-    assert known.concerned_by_class(None, storage_class("fast")).claims == ["default/fast"]
+    assert known.keys_for_class(None, usual).claims == ["default/fast", "default/none"]
+    assert known.keys_for_class(None, storage_class("fast")).claims == ["default/fast"]
 
 
 def test_what_is_bound_is_left_alone_and_what_is_not_is_looked_at_from_time_to_time() -> None:

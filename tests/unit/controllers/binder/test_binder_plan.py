@@ -5,7 +5,7 @@ from binder_objects import Around, claim, storage_class, volume
 
 from moorage.controllers.binder.plan import (
     AssignClass,
-    Bind,
+    BindClaim,
     ClaimAction,
     ConfirmClaim,
     LookAtClaim,
@@ -42,7 +42,7 @@ def told(actions: list[ClaimAction] | list[VolumeAction]) -> list[str]:
     for action in actions:
         note = getattr(action, "note", None)
         match action:
-            case Bind(found):
+            case BindClaim(found):
                 short.append(f"bind {found.name}")
             case SetClaimPhase(phase) | SetVolumePhase(phase):
                 short.append(phase + (f" {note.type} {note.reason}" if note else ""))

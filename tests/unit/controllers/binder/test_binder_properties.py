@@ -15,10 +15,10 @@ from binder_objects import volume as new_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.controllers.binder.execute import Executor
+from moorage.controllers.binder.execute import BinderExecutor
 from moorage.controllers.binder.matching import is_free
 from moorage.controllers.binder.run import Binder
-from moorage.controllers.binder.world import World
+from moorage.controllers.binder.state import BinderState
 from moorage.controllers.vocabulary import BIND_COMPLETED, PROVISIONED_BY, reference_key
 from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim
@@ -160,9 +160,9 @@ class Process:
         for history in api.history.values():
             history.clear()
         copies: Any = (self.claims, self.volumes, Copy(), Copy())
-        self.world = World(*copies)
+        self.world = BinderState(*copies)
         nothing, any_api = Nothing(), api
-        executor = Executor(any_api, nothing, self.claims, self.volumes)  # type: ignore[arg-type]
+        executor = BinderExecutor(any_api, nothing, self.claims, self.volumes)  # type: ignore[arg-type]
         self.binder = Binder(any_api, self.world, executor, nothing, nothing)  # type: ignore[arg-type]
         self.volumes.subscribe(self.world.free.see)
 

@@ -5,11 +5,11 @@ import logging
 import msgspec
 import pytest
 
-from moorage.controllers.protection.run import Claims
+from moorage.controllers.protection.run import ClaimProtection
 from moorage.controllers.vocabulary import CLAIM_PROTECTION
+from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import Conflict
 from moorage.kube.objects import PersistentVolumeClaim
-from moorage.kube.queue import WorkQueue
 
 META = {"name": "c", "namespace": "ns", "uid": "u", "finalizers": [CLAIM_PROTECTION]}
 LEAVING = msgspec.convert({"metadata": META | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, PersistentVolumeClaim)
@@ -44,7 +44,7 @@ class Cache:
 
 async def test_a_claim_is_said_to_be_let_go_only_when_it_is(caplog):
     caplog.set_level(logging.INFO, logger="moorage")
-    work = Claims(Api(), Cache(), Cache(), WorkQueue("namespaces"))
+    work = ClaimProtection(Api(), Cache(), Cache(), WorkQueue("namespaces"))
     await work.sync_claim("ns/c")
     with pytest.raises(Conflict):
         await work.sync_namespace("ns")

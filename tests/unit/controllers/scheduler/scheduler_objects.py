@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement, plan
-from moorage.controllers.scheduler.world import World
+from moorage.controllers.scheduler.state import SchedulerState
 from moorage.controllers.vocabulary import BIND_COMPLETED, claim_class, reference_key, volume_class
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
@@ -28,7 +28,7 @@ class Cluster:
     csi_nodes: dict[str, CSINode] = field(default_factory=dict)
     capacity_list: list[CSIStorageCapacity] = field(default_factory=list)
     attachment_list: list[VolumeAttachment] = field(default_factory=list)
-    world: World = field(default_factory=World)
+    world: SchedulerState = field(default_factory=SchedulerState)
 
     def nodes(self) -> Iterable[Node]:
         return self.node_list

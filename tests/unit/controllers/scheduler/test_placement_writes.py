@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scheduler_objects import GI, Cluster, made, pod
 
-from moorage.controllers.scheduler.execute import Executor, PlacementFailed, Reservation
+from moorage.controllers.scheduler.execute import PlacementFailed, Reservation, SchedulerExecutor
 from moorage.controllers.scheduler.plan import Placement
 from moorage.controllers.vocabulary import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
 from moorage.kube.errors import Conflict
@@ -53,7 +53,7 @@ class Scene:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.api, self.now = cluster, Api(cluster), 0.0
         self.events: list[tuple[str, str]] = []
-        self.executor = Executor(cluster.world, self, self.api, self, lambda: self.now, 600.0)  # type: ignore[arg-type]
+        self.executor = SchedulerExecutor(cluster.world, self, self.api, self, lambda: self.now, 600.0)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cluster, name)

@@ -1,0 +1,1 @@
+"""Documents that describe the server: discovery, OpenAPI, health and version endpoints."""

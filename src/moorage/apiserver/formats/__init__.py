@@ -1,0 +1,1 @@
+"""Content negotiation and the protobuf encoding."""

@@ -1,0 +1,215 @@
+"""One request on a resource, from method and path to bytes.
+
+Owns: which verb a method means, the content types of patches, lists as joined bytes, and how answers look.
+May not touch: sockets; `http` sends what this returns.
+Start reading at: `Verbs.handle`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorage.apiserver.errors import (
+    bad_request,
+    forbidden_field,
+    invalid,
+    method_not_allowed,
+    not_found,
+    unsupported_media,
+)
+from moorage.apiserver.formats.negotiate import JSON, Representation, document_from, json_from, yaml_from
+from moorage.apiserver.kinds.registry import Kind, Object
+from moorage.apiserver.reading import tables
+from moorage.apiserver.reading.watch import Watch
+from moorage.apiserver.request.options import Call, delete_options_from
+from moorage.apiserver.store.selection import ListPage, select
+from moorage.apiserver.store.store import decode, encode
+from moorage.apiserver.writing.admission import default_class
+from moorage.apiserver.writing.apply import apply_patch
+from moorage.apiserver.writing.json_patch import json_patch, merge_patch
+from moorage.apiserver.writing.operations import Operations
+from moorage.apiserver.writing.strategic_patch import strategic_patch
+
+MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the client sent: everything but the path."""
+
+    method: str
+    query: Mapping[str, str]
+    content_type: str = ""
+    body: bytes = b""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A finished answer."""
+
+    body: bytes
+    http: int = 200
+    media: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class ObjectHandler:
+    """The verbs on resources and their plain subresources."""
+
+    def __init__(self, resources: Operations) -> None:
+        self.resources = resources
+        self.store = resources.store
+
+    def watch(self, call: Call, wanted: Representation) -> Watch:
+        return Watch(self.store, call, self._renderer(call.kind, wanted))
+
+    async def handle(self, call: Call, sent: Sent, wanted: Representation) -> Answer:
+        """Carry out one request."""
+        match sent.method, bool(call.name):
+            case "GET", True:
+                return self._shown(call, self.resources.get(call), wanted)
+            case "GET", False:
+                return Answer(self._list(call, wanted))
+            case "POST", False if not call.subresource:
+                obj = document_from(sent.body, sent.content_type)
+                return self._shown(call, await self.resources.create(call, obj), wanted, 201)
+            case "PUT", True:
+                obj = document_from(sent.body, sent.content_type)
+                body, created = await self.resources.update(call, obj)
+                return self._shown(call, body, wanted, 201 if created else 200)
+            case "PATCH", True:
+                return await self._patch(call, sent, wanted)
+            case "DELETE", True if not call.subresource:
+                return await self._delete(call, sent, wanted)
+            case "DELETE", False:
+                return await self._delete_collection(call, sent)
+        raise method_not_allowed()
+
+    def _shown(self, call: Call, body: bytes, wanted: Representation, http: int = 200) -> Answer:
+        render = self._renderer(call.kind, wanted)
+        return Answer(render(body) if render and not wanted.form.endswith("List") else body, http)
+
+    def _renderer(self, kind: Kind, wanted: Representation) -> Callable[[bytes], bytes] | None:
+        """How one object's bytes are turned into what the client wants; None for the bytes as they are."""
+        if wanted.form == "Table":
+            return lambda body: self._table_row(kind, body, wanted)
+        if wanted.form == "PartialObjectMetadata":
+            return lambda body: encode(tables.partial(self._in_version(kind, body), wanted.version))
+        if kind.encode_to is not None:
+            convert = kind.encode_to
+            return lambda body: encode(convert(decode(body)))
+        return None
+
+    def _table_row(self, kind: Kind, body: bytes, wanted: Representation) -> bytes:
+        obj = self._in_version(kind, body)
+        meta = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+        return tables.table_of(kind, [obj], meta, wanted.version, wanted.include)
+
+    def _in_version(self, kind: Kind, body: bytes) -> Object:
+        obj: Object = decode(body)
+        if kind.encode_to is not None and obj.get("apiVersion") != kind.api_version:
+            return kind.encode_to(obj)
+        return obj
+
+    def _list(self, call: Call, wanted: Representation) -> bytes:
+        page = select(self.store, call)
+        kind = call.kind
+        meta = _list_meta(page)
+        if wanted.form == "Table":
+            objects = [self._in_version(kind, record.body) for record in page.records]
+            default = default_class(self.store) if kind.name == "StorageClass" else None
+            return tables.table_of(kind, objects, meta, wanted.version, wanted.include, default or "")
+        if wanted.form.startswith("PartialObjectMetadata"):
+            items = [encode(tables.partial(decode(record.body), wanted.version)) for record in page.records]
+            return joined("PartialObjectMetadataList", f"meta.k8s.io/{wanted.version}", meta, items)
+        if kind.encode_to is None:
+            return joined(kind.list_name, kind.api_version, meta, [record.body for record in page.records])
+        items = [encode(kind.encode_to(decode(record.body))) for record in page.records]
+        return joined(kind.list_name, kind.api_version, meta, items)
+
+    async def _patch(self, call: Call, sent: Sent, wanted: Representation) -> Answer:
+        media = sent.content_type.split(";")[0].strip().lower()
+        kind = call.kind
+        if media == APPLY:
+            body, created = await apply_patch(self.resources, call, yaml_from(sent.body))
+            return self._shown(call, body, wanted, 201 if created else 200)
+        if call.options.force is not None:
+            error = forbidden_field("force", "may not be specified for non-apply patch")
+            raise invalid("PatchOptions", "meta.k8s.io", "", [error])
+        return self._shown(call, await self.resources.patch(call, patch_function(kind, sent)), wanted)
+
+    async def _delete(self, call: Call, sent: Sent, wanted: Representation) -> Answer:
+        options = delete_options_from(_optional_body(sent), sent.query)
+        body, gone = await self.resources.delete(call, options)
+        if not gone or call.kind.answers_deleted:
+            return self._shown(call, body, wanted)
+        meta = decode(body)["metadata"]
+        details = {"name": call.name, "group": call.kind.group, "kind": call.kind.plural, "uid": meta.get("uid")}
+        return Answer(encode({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
+            "details": {key: value for key, value in details.items() if value},
+        }))  # fmt: skip
+
+    async def _delete_collection(self, call: Call, sent: Sent) -> Answer:
+        options = delete_options_from(_optional_body(sent), sent.query)
+        page = select(self.store, call)
+        for record in page.records:
+            meta = decode(record.body)["metadata"]
+            one = Call(call.kind, meta.get("namespace", ""), meta["name"], "", call.options, call.user)
+            try:
+                await self.resources.delete(one, options)
+            except type(_NOT_FOUND) as error:
+                if error.http != 404:
+                    raise
+        bodies = [record.body for record in page.records]
+        return Answer(joined(call.kind.list_name, call.kind.api_version, _list_meta(page), bodies))
+
+
+def patch_function(kind: Kind, sent: Sent) -> Callable[[Object], Object]:
+    """What a patch of any kind but apply does to an object."""
+    media = sent.content_type.split(";")[0].strip().lower()
+    if media == JSON_PATCH:
+        steps = json_from(sent.body)
+        return lambda old: _object(json_patch(old, steps))
+    if media == MERGE:
+        merge = _object(json_from(sent.body))
+        return lambda old: _object(merge_patch(old, merge))
+    if media == STRATEGIC and not kind.is_custom:
+        strategic = _object(json_from(sent.body))
+        return lambda old: strategic_patch(old, strategic, kind.type)
+    known = [JSON_PATCH, MERGE, *([] if kind.is_custom else [STRATEGIC]), APPLY]
+    raise unsupported_media(
+        "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known)
+    )
+
+
+_NOT_FOUND = not_found("", "", "")
+
+
+def joined(kind: str, api_version: str, meta: Mapping[str, Any], items: list[bytes]) -> bytes:
+    """A list made of objects that are already encoded."""
+    head = b'{"kind":"%b","apiVersion":"%b","metadata":%b,"items":[' % (
+        kind.encode(), api_version.encode(), encode(meta))  # fmt: skip
+    return b"%b%b]}" % (head, b",".join(items))
+
+
+def _list_meta(page: ListPage) -> dict[str, Any]:
+    meta: dict[str, Any] = {"resourceVersion": str(page.revision)}
+    if page.token:
+        meta["continue"] = page.token
+    if page.remaining:
+        meta["remainingItemCount"] = page.remaining
+    return meta
+
+
+def _object(value: Any) -> Object:
+    if not isinstance(value, dict):
+        raise bad_request("error decoding patch: the patch must leave an object")
+    return value
+
+
+def _optional_body(sent: Sent) -> Any:
+    return document_from(sent.body, sent.content_type) if sent.body.strip() else None

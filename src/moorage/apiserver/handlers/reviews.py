@@ -1,0 +1,171 @@
+"""Questions that are asked by creating an object: may I, who am I, whose token is this; and tokens for accounts.
+
+Owns: the review kinds and serviceaccounts/token.
+May not touch: stored objects, except to read an account.
+Start reading at: `Reviews.answer`.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from moorage.apiserver.access.authentication import ISSUER, Authenticator, User
+from moorage.apiserver.access.authorization import Attributes, Authorizer
+from moorage.apiserver.documents.discovery import REVIEWS
+from moorage.apiserver.errors import bad_request, conflict, invalid, invalid_value, method_not_allowed, not_found
+from moorage.apiserver.formats.negotiate import document_from
+from moorage.apiserver.handlers.objects import Answer, Sent
+from moorage.apiserver.kinds.metadata import now_text
+from moorage.apiserver.kinds.registry import Object
+from moorage.apiserver.request.options import Call
+from moorage.apiserver.request.routes import Route
+from moorage.apiserver.store.store import Store, decode, encode
+
+_PLURALS = {(group, plural): name for group, _, name, plural, _ in REVIEWS if group}
+
+
+class Reviews:
+    """Answers that are not stored."""
+
+    def __init__(self, store: Store, authenticator: Authenticator, authorizer: Authorizer) -> None:
+        self._store = store
+        self._authenticator = authenticator
+        self._authorizer = authorizer
+        self._answers: dict[str, Callable[[Object, User, str], Object]] = {
+            "TokenReview": self._token_review,
+            "SelfSubjectReview": self._who_am_i,
+            "SelfSubjectAccessReview": self._may_i,
+            "SubjectAccessReview": self._may_they,
+            "LocalSubjectAccessReview": self._may_they,
+            "SelfSubjectRulesReview": self._rules,
+        }
+
+    def answer(self, route: Route, call: Call | None, sent: Sent, user: User) -> Awaitable[Answer] | None:
+        if (route.plural, route.subresource) == ("serviceaccounts", "token") and not route.group:
+            return self._issue(route, sent)
+        name = _PLURALS.get((route.group, route.plural))
+        if name is None or route.version != "v1":
+            return None
+        return self._review(name, route, sent, user)
+
+    async def _review(self, name: str, route: Route, sent: Sent, user: User) -> Answer:
+        if sent.method != "POST":
+            raise method_not_allowed()
+        body = document_from(sent.body, sent.content_type)
+        if not isinstance(body, dict) or not isinstance(body.get("spec") or {}, dict):
+            raise bad_request(f"{name} must be an object with a spec")
+        spec = body.get("spec") or {}
+        status = self._answers[name](spec, user, route.namespace)
+        meta = body.get("metadata") if isinstance(body.get("metadata"), dict) else {}
+        answer = {
+            "kind": name,
+            "apiVersion": f"{route.group}/v1",
+            "metadata": meta or {},
+            "spec": spec,
+            "status": status,
+        }
+        return Answer(encode(answer), 201)
+
+    def _token_review(self, spec: Object, _user: User, _namespace: str) -> Object:
+        token = spec.get("token")
+        user = self._authenticator.user_of(token) if isinstance(token, str) else None
+        if user is None:
+            return {"authenticated": False, "user": {}, "error": "the token is not known"}
+        asked = [a for a in spec.get("audiences") or [] if isinstance(a, str)]
+        have = self._authenticator.audiences_of(str(token)) or [ISSUER]
+        fitting = [a for a in asked if a in have] if asked else have
+        if not fitting:
+            return {"authenticated": False, "user": {}, "error": "the token is not for these audiences"}
+        return {"authenticated": True, "user": _user_info(user), "audiences": fitting}
+
+    def _who_am_i(self, _spec: Object, user: User, _namespace: str) -> Object:
+        return {"userInfo": _user_info(user)}
+
+    def _may_i(self, spec: Object, user: User, namespace: str) -> Object:
+        return self._verdict(user, spec, namespace)
+
+    def _may_they(self, spec: Object, _user: User, namespace: str) -> Object:
+        groups = tuple(str(group) for group in spec.get("groups") or [])
+        return self._verdict(User(str(spec.get("user") or ""), groups), spec, namespace)
+
+    def _verdict(self, user: User, spec: Object, namespace: str) -> Object:
+        resource, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
+        if isinstance(resource, dict):
+            asked = Attributes(
+                verb=str(resource.get("verb") or ""),
+                group=str(resource.get("group") or ""),
+                resource=str(resource.get("resource") or ""),
+                subresource=str(resource.get("subresource") or ""),
+                namespace=namespace or str(resource.get("namespace") or ""),
+                name=str(resource.get("name") or ""),
+            )
+        elif isinstance(path, dict):
+            asked = Attributes(verb=str(path.get("verb") or ""), path=str(path.get("path") or ""))
+        else:
+            raise bad_request("spec: exactly one of nonResourceAttributes or resourceAttributes must be specified")
+        allowed, why = self._authorizer.decide(user, asked)
+        return {"allowed": allowed, **({"reason": why} if why else {})}
+
+    def _rules(self, spec: Object, user: User, _namespace: str) -> Object:
+        rules = self._authorizer.rules_of(user, str(spec.get("namespace") or ""))
+        resource = [rule for rule in rules if rule.get("resources")]
+        other = [
+            {"verbs": r["verbs"], "nonResourceURLs": r["nonResourceURLs"]} for r in rules if r.get("nonResourceURLs")
+        ]
+        return {"resourceRules": resource, "nonResourceRules": other, "incomplete": False}
+
+    async def _issue(self, route: Route, sent: Sent) -> Answer:
+        """A token for a ServiceAccount, bound to an object where that is asked for."""
+        if sent.method != "POST":
+            raise method_not_allowed()
+        record = self._store.get("serviceaccounts", route.namespace, route.name)
+        if record is None:
+            raise not_found("serviceaccounts", "", route.name)
+        body = document_from(sent.body, sent.content_type)
+        spec = (body.get("spec") or {}) if isinstance(body, dict) else None
+        if not isinstance(spec, dict):
+            raise bad_request("TokenRequest must be an object with a spec")
+        seconds = spec.get("expirationSeconds") or 3600
+        audiences = spec.get("audiences") or []
+        if not isinstance(seconds, int) or not isinstance(audiences, list):
+            raise bad_request("TokenRequest.spec has fields of the wrong type")
+        if seconds < 600:
+            error = invalid_value("spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes")
+            raise invalid("TokenRequest", "authentication.k8s.io", route.name, [error])
+        bound = self._bound(route.namespace, spec.get("boundObjectRef"))
+        meta = decode(record.body)["metadata"]
+        account = {"namespace": route.namespace, "name": route.name, "uid": meta["uid"]}
+        token, end = self._authenticator.issue(account, [str(a) for a in audiences], min(seconds, 2**32), bound)
+        expires = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        answer = {
+            "kind": "TokenRequest",
+            "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {"name": route.name, "namespace": route.namespace, "creationTimestamp": now_text()},
+            "spec": {**spec, "audiences": audiences or [ISSUER], "expirationSeconds": seconds},
+            "status": {"token": token, "expirationTimestamp": expires},
+        }
+        return Answer(encode(answer), 201)
+
+    def _bound(self, namespace: str, ref: Any) -> Object | None:
+        if not isinstance(ref, dict):
+            return None
+        stored = {"Pod": ("pods", namespace), "Secret": ("secrets", namespace), "Node": ("nodes", "")}
+        resource, where = stored.get(str(ref.get("kind")), ("", ""))
+        if not resource:
+            raise bad_request(f"cannot bind token for serviceaccount to object of kind {str(ref.get('kind'))[:60]!r}")
+        record = self._store.get(resource, where, str(ref.get("name") or ""))
+        if record is None:
+            raise not_found(resource, "", str(ref.get("name") or ""))
+        uid = decode(record.body)["metadata"]["uid"]
+        if ref.get("uid") not in (None, "", uid):
+            raise conflict(
+                resource,
+                "",
+                str(ref.get("name")),
+                f"the UID in the bound object reference ({ref['uid']}) does not match the UID in record.",
+            )
+        return {**ref, "uid": uid}
+
+
+def _user_info(user: User) -> Object:
+    return {"username": user.name, "groups": list(user.groups), **({"uid": user.uid} if user.uid else {})}

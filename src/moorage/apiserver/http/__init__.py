@@ -1,0 +1,1 @@
+"""HTTP: listening, connections, and the path of one request."""

@@ -1,0 +1,1 @@
+"""The built-in kinds: registry, schemas, metadata and the rules for each kind."""

@@ -1,0 +1,1 @@
+"""Watches and tables: how stored objects reach a client."""

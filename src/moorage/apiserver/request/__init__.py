@@ -1,0 +1,1 @@
+"""One parsed request: route, query options, call."""

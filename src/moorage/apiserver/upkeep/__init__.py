@@ -1,0 +1,1 @@
+"""Background work of the server: namespaces, owner references, old events."""

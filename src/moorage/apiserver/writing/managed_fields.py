@@ -1,0 +1,205 @@
+"""Sets of fields: which fields an object has, in the notation of managedFields.
+
+Owns: paths, the FieldsV1 form, merging and removing by path.
+May not touch: managers and conflicts; that is `apply`.
+Start reading at: `leaves`.
+
+A path is a tuple of steps: `f:name` for a field, `k:{"name":"a"}` for an item of a keyed list, `v:"x"` for a member
+of a set. A path that ends in a keyed item stands for the item itself.
+"""
+
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from moorage.apiserver.kinds.schema import ANY, Type
+
+Path = tuple[str, ...]
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class _Item:
+    """The value of an item that is there, whatever is in it."""
+
+    def __repr__(self) -> str:
+        return "<item>"
+
+
+ITEM = _Item()
+INSIDE = _Item()  # the value of a struct, map or keyed list: what it is, is below it
+
+
+def leaves(value: Any, node: Type) -> dict[Path, Any]:
+    """Every field that a configuration says something about, with its value."""
+    found: dict[Path, Any] = {}
+    _collect(value, node, (), found, False)
+    return found
+
+
+def nodes(value: Any, node: Type) -> dict[Path, Any]:
+    """The same with everything that holds fields: whoever writes the first label also owns that there are labels."""
+    found: dict[Path, Any] = {}
+    _collect(value, node, (), found, True)
+    return found
+
+
+def _collect(value: Any, node: Type, path: Path, found: dict[Path, Any], inner: bool) -> None:
+    if isinstance(value, dict) and not node.is_atomic and node.shape in ("struct", "map", "any"):
+        if node.shape == "any" and not node.keeps_unknown:
+            found[path] = value
+            return
+        if path and (inner or not value):
+            found[path] = INSIDE if inner else value
+        for name, item in value.items():
+            _collect(item, node.child(name) or ANY, (*path, f"f:{name}"), found, inner)
+        return
+    if isinstance(value, list) and node.shape == "list" and node.list_kind in ("map", "set"):
+        if inner:
+            found[path] = INSIDE
+        for item in value:
+            step = step_of(item, node)
+            if step is None:
+                continue
+            found[(*path, step)] = ITEM
+            if node.list_kind == "map":
+                _collect_item(item, node.item or ANY, (*path, step), found, inner)
+        return
+    found[path] = value
+
+
+def _collect_item(item: Any, node: Type, path: Path, found: dict[Path, Any], inner: bool) -> None:
+    """What is in an item of a keyed list; an atomic item is one value."""
+    if node.is_atomic:
+        found[path] = item
+        return
+    for name, value in item.items():
+        _collect(value, node.child(name) or ANY, (*path, f"f:{name}"), found, inner)
+
+
+def step_of(item: Any, node: Type) -> str | None:
+    """How an item of an associative list is named; None when it lacks its keys."""
+    if node.list_kind == "set":
+        return "v:" + _encode(item).decode()
+    if not isinstance(item, dict):
+        return None
+    keys: dict[str, Any] = {}
+    for key in node.map_keys:
+        known = (node.item or ANY).fields.get(key)
+        value = item.get(key, known.default if known else None)
+        if value is not None:
+            keys[key] = value
+    return "k:" + _encode(keys).decode() if keys else None
+
+
+def fields_v1(paths: AbstractSet[Path]) -> dict[str, Any]:
+    """The nested form that managedFields has. It is kept and shared, for most objects of a kind have the same fields:
+    whoever puts it into an object may not change it there."""
+    return _nested(frozenset(paths))
+
+
+@lru_cache(maxsize=2048)
+def _nested(paths: frozenset[Path]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for path in sorted(paths):
+        node = root
+        for step in path:
+            node = node.setdefault(step, {})
+        node["."] = {}
+    return _without_dots(root)
+
+
+def _without_dots(node: dict[str, Any]) -> dict[str, Any]:
+    """A leaf is written as `{}`; a dot only stays beside other children."""
+    if set(node) == {"."}:
+        return {}
+    return {step: _without_dots(child) if step != "." else {} for step, child in node.items()}
+
+
+def paths_from(document: Any) -> set[Path]:
+    """The paths of the nested form; anything malformed is skipped."""
+    return set(_paths_in(msgspec.json.encode(document)))
+
+
+@lru_cache(maxsize=2048)
+def _paths_in(document: bytes) -> frozenset[Path]:
+    return frozenset(_paths(msgspec.json.decode(document), ()))
+
+
+def _paths(document: Any, prefix: Path) -> set[Path]:
+    if not isinstance(document, dict):
+        return set()
+    found: set[Path] = set()
+    for step, child in document.items():
+        if step == ".":
+            found.add(prefix)
+        elif not child:
+            found.add((*prefix, step))
+        else:
+            found |= _paths(child, (*prefix, step))
+    return found
+
+
+def merged(live: Any, applied: Any, node: Type) -> Any:
+    """What the object becomes when a configuration is applied: its fields win, others stay."""
+    if isinstance(live, dict) and isinstance(applied, dict) and not node.is_atomic and node.shape != "any":
+        out = dict(live)
+        for name, value in applied.items():
+            out[name] = merged(live[name], value, node.child(name) or ANY) if name in live else value
+        return out
+    if isinstance(live, dict) and isinstance(applied, dict) and node.shape == "any" and node.keeps_unknown:
+        return {**live, **{k: merged(live[k], v, ANY) if k in live else v for k, v in applied.items()}}
+    if isinstance(live, list) and isinstance(applied, list) and node.list_kind in ("map", "set"):
+        return _merged_list(live, applied, node)
+    return applied
+
+
+def _merged_list(live: list[Any], applied: list[Any], node: Type) -> list[Any]:
+    wanted = {step_of(item, node): item for item in applied}
+    out = []
+    for item in live:
+        step = step_of(item, node)
+        if step in wanted:
+            new = wanted.pop(step)
+            out.append(merged(item, new, node.item or ANY) if node.list_kind == "map" else item)
+        else:
+            out.append(item)
+    return out + [item for step, item in wanted.items()]
+
+
+def remove(value: Any, node: Type, path: Path) -> None:
+    """Take the field at a path out, in place; a path that is not there is no error."""
+    step, rest = path[0], path[1:]
+    if step.startswith("f:") and isinstance(value, dict):
+        name = step[2:]
+        if name not in value:
+            return
+        if not rest:
+            del value[name]
+        else:
+            remove(value[name], node.child(name) or ANY, rest)
+            if value[name] in ({}, []):
+                del value[name]
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            if step_of(item, node) == step:
+                if not rest:
+                    del value[at]
+                elif rest[0][2:] not in node.map_keys:  # an item that stays keeps what it is known by
+                    remove(item, node.item or ANY, rest)
+                return
+
+
+def shown(path: Path) -> str:
+    """A path as conflicts name it: `.spec.containers[name="a"].image`."""
+    text = ""
+    for step in path:
+        if step.startswith("f:"):
+            text += f".{step[2:]}"
+        elif step.startswith("k:"):
+            keys = msgspec.json.decode(step[2:])
+            text += "[" + ",".join(f"{key}={_encode(value).decode()}" for key, value in keys.items()) + "]"
+        else:
+            text += f"[={step[2:]}]"
+    return text

@@ -1,0 +1,163 @@
+"""What happens on the cluster while somebody waits: who did what, through which object or call, and when.
+
+Owns: turning changes of objects and the driver's log lines into sentences with a time. It only watches.
+Start reading at: `Observer`.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from moorage.kube.api.client import Client
+from moorage.kube.cache.informer import Informers
+from moorage.kube.objects import (
+    KubeObject,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    VolumeAttachment,
+    VolumeSnapshot,
+)
+from moorage.kube.objects.snapshots import VolumeSnapshotContent
+
+_CALL = re.compile(r"^(\d\d:\d\d:\d\d\.\d{3}) INFO csi\.server: call method=(\w+) code=(\w+) seconds=([\d.]+)")
+_SHOWN_CALLS = {
+    "CreateVolume": "provisioner",
+    "DeleteVolume": "provisioner",
+    "ControllerPublishVolume": "attacher",
+    "ControllerUnpublishVolume": "attacher",
+    "ControllerExpandVolume": "resizer",
+    "CreateSnapshot": "snapshotter",
+    "DeleteSnapshot": "snapshotter",
+    "NodeStageVolume": "node agent",
+    "NodePublishVolume": "node agent",
+    "NodeExpandVolume": "node agent",
+    "NodeUnpublishVolume": "node agent",
+    "NodeUnstageVolume": "node agent",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Moment:
+    """One thing that happened, at a time in seconds since the epoch."""
+
+    at: float
+    who: str
+    what: str
+    seconds: float = 0.0
+
+
+class Observer:
+    """Collects moments. Use as `async with Observer(client, logs)`; `since(t)` tells what happened after a time."""
+
+    def __init__(self, client: Client, driver_logs: list[Path]) -> None:
+        self._informers = Informers(client)
+        self._logs = driver_logs
+        self._moments: list[Moment] = []
+
+    async def __aenter__(self) -> "Observer":
+        self._informers.of(PersistentVolumeClaim).subscribe(self._claim)
+        self._informers.of(PersistentVolume).subscribe(self._volume)
+        self._informers.of(VolumeAttachment).subscribe(self._attachment)
+        self._informers.of(Pod).subscribe(self._pod)
+        self._informers.of(VolumeSnapshot).subscribe(self._snapshot)
+        self._informers.of(VolumeSnapshotContent).subscribe(self._content)
+        await self._informers.__aenter__()
+        await self._informers.wait_synced()
+        return self
+
+    async def __aexit__(self, *ending: object) -> None:
+        await self._informers.__aexit__(*ending)
+
+    def since(self, at: float) -> list[Moment]:
+        """What happened from a time on, in order, the driver's calls among it."""
+        return sorted([m for m in self._moments if m.at >= at] + [m for m in self._calls() if m.at >= at - 0.001])
+
+    def _note(self, who: str, what: str) -> None:
+        self._moments.append(Moment(time.time(), who, what))
+
+    def _changed(self, old: KubeObject | None, new: KubeObject | None, value: Callable[[KubeObject], object]) -> bool:
+        return new is not None and bool(value(new)) and (old is None or value(old) != value(new))
+
+    def _claim(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
+        name = (new or old or PersistentVolumeClaim()).name
+        if old is None:
+            self._note("you", f"claim {name} is created")
+        elif new is None:
+            self._note("protection", f"claim {name} is gone")
+            return
+        selected = "volume.kubernetes.io/selected-node"
+        if new is not None and selected in new.annotations and (old is None or selected not in old.annotations):
+            self._note("scheduler", f"claim {name} is to be made on {new.annotations[selected]}")
+        if new is not None and new.status.phase == "Bound" and (old is None or old.status.phase != "Bound"):
+            self._note("binder", f"claim {name} is bound to {new.spec.volume_name}")
+        if new is not None and old is not None and new.status.capacity != old.status.capacity and old.status.capacity:
+            self._note("node agent", f"claim {name} now has {new.status.capacity.get('storage')}")
+
+    def _volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
+        name = (new or old or PersistentVolume()).name
+        if old is None:
+            self._note("provisioner", f"volume {name} is recorded")
+        elif new is None:
+            self._note("provisioner", f"volume {name} is gone")
+        elif new.status.phase != old.status.phase and new.status.phase in ("Released", "Available"):
+            self._note("binder", f"volume {name} is {new.status.phase}")
+
+    def _attachment(self, old: VolumeAttachment | None, new: VolumeAttachment | None) -> None:
+        shown = new or old or VolumeAttachment()
+        node = shown.spec.node_name
+        if old is None:
+            self._note("attach/detach", f"VolumeAttachment for {node} is created")
+        elif new is None:
+            self._note("attacher", f"detached from {node}")
+            return
+        if new is not None and new.status.attached and (old is None or not old.status.attached):
+            self._note("attacher", f"attached to {node}")
+        if new is not None and new.is_deleting and (old is None or not old.is_deleting):
+            self._note("attach/detach", f"VolumeAttachment for {node} is to go")
+
+    def _pod(self, old: Pod | None, new: Pod | None) -> None:
+        name = (new or old or Pod()).name
+        if old is None:
+            self._note("you", f"pod {name} is created")
+        elif new is None:
+            self._note("node agent", f"pod {name} is gone")
+            return
+        if new is not None and new.spec.node_name and (old is None or not old.spec.node_name):
+            self._note("scheduler", f"pod {name} goes to {new.spec.node_name}")
+        if new is not None and new.status.phase == "Running" and (old is None or old.status.phase != "Running"):
+            self._note("node agent", f"pod {name} runs, its volumes mounted")
+
+    def _snapshot(self, old: VolumeSnapshot | None, new: VolumeSnapshot | None) -> None:
+        name = (new or old or VolumeSnapshot()).name
+        if old is None:
+            self._note("you", f"snapshot {name} is created")
+        elif new is None:
+            self._note("snapshots", f"snapshot {name} is gone")
+            return
+        was_ready = old is not None and old.status is not None and bool(old.status.ready_to_use)
+        if new is not None and new.status is not None and new.status.ready_to_use and not was_ready:
+            self._note("snapshots", f"snapshot {name} is ready")
+
+    def _content(self, old: VolumeSnapshotContent | None, new: VolumeSnapshotContent | None) -> None:
+        if old is None and new is not None:
+            self._note("snapshots", "VolumeSnapshotContent is created")
+
+    def _calls(self) -> list[Moment]:
+        found = []
+        today = datetime.now().strftime("%Y-%m-%d")
+        for path in self._logs:
+            if not path.exists():
+                continue
+            for line in path.read_text(errors="replace").splitlines():
+                match = _CALL.match(line)
+                if match is None or match[2] not in _SHOWN_CALLS:
+                    continue
+                ended = datetime.fromisoformat(f"{today}T{match[1]}").timestamp()
+                node = path.stem.removesuffix("-driver")
+                what = f"{match[2]} → plugin on {node}" + ("" if match[3] == "OK" else f": {match[3]}")
+                found.append(Moment(ended, _SHOWN_CALLS[match[2]], what, float(match[4])))
+        return found

@@ -1,0 +1,112 @@
+"""What a cluster looks like at one moment, as far as an explanation needs it.
+
+Owns: `World`: plain data, with look-ups.
+May not touch: the API (`reading.py` fills it), causes; it does not judge.
+Start reading at: `World`.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from moorage.kube.objects import (
+    CSIDriver,
+    CSINode,
+    CSIStorageCapacity,
+    Event,
+    KubeObject,
+    Lease,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    StorageClass,
+    VolumeAttachment,
+    VolumeAttributesClass,
+    VolumeSnapshot,
+    VolumeSnapshotClass,
+    VolumeSnapshotContent,
+    seconds_of,
+)
+
+
+@dataclass
+class ClusterView:
+    """Objects by key. `asked_secrets` tells for each secret that a class or volume names whether it exists."""
+
+    claims: dict[str, PersistentVolumeClaim] = field(default_factory=dict)
+    volumes: dict[str, PersistentVolume] = field(default_factory=dict)
+    classes: dict[str, StorageClass] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    drivers: dict[str, CSIDriver] = field(default_factory=dict)
+    node_drivers: dict[str, CSINode] = field(default_factory=dict)
+    attachments: dict[str, VolumeAttachment] = field(default_factory=dict)
+    capacities: dict[str, CSIStorageCapacity] = field(default_factory=dict)
+    modifiers: dict[str, VolumeAttributesClass] = field(default_factory=dict)
+    snapshots: dict[str, VolumeSnapshot] = field(default_factory=dict)
+    contents: dict[str, VolumeSnapshotContent] = field(default_factory=dict)
+    snapshot_classes: dict[str, VolumeSnapshotClass] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    events: dict[str, list[Event]] = field(default_factory=dict)
+    asked_secrets: dict[str, bool] = field(default_factory=dict)
+    now: float = field(default_factory=time.time)
+    unreadable: dict[str, str] = field(default_factory=dict)  # kind -> why it could not be read
+
+    def events_of(self, obj: KubeObject) -> list[Event]:
+        """The events about this very object, newest first."""
+        return self.events.get(obj.uid, [])
+
+    def warning(self, obj: KubeObject, *reasons: str) -> Event | None:
+        """The newest warning about an object (with one of these reasons)."""
+        for event in self.events_of(obj):
+            if event.type == "Warning" and (not reasons or event.reason in reasons):
+                return event
+        return None
+
+    def said_since(self, obj: KubeObject, since: float, *reasons: str) -> bool:
+        """Whether an event with one of these reasons was told about the object after a moment."""
+        return any(event.reason in reasons and last_seen(event) > since for event in self.events_of(obj))
+
+    def pods_of(self, claim: PersistentVolumeClaim) -> list[Pod]:
+        """Pods that use a claim and have not finished."""
+        return [
+            pod
+            for pod in self.pods.values()
+            if pod.namespace == claim.namespace and claim.name in claim_names(pod) and not pod.is_terminated
+        ]
+
+    def attachments_of(self, volume: PersistentVolume) -> list[VolumeAttachment]:
+        return [a for a in self.attachments.values() if a.spec.source.persistent_volume_name == volume.name]
+
+    def is_fresh(self, lease: Lease) -> bool:
+        """Whether a leader has renewed its lease within its own time."""
+        renewed = seconds_of(lease.spec.renew_time)
+        return renewed is not None and self.now - renewed <= float(lease.spec.lease_duration_seconds or 15) + 5
+
+    def is_installed(self, driver: str) -> bool:
+        """Whether anything in the cluster knows the driver."""
+        return driver in self.drivers or any(self.has_driver(name, driver) for name in self.node_drivers)
+
+    def has_driver(self, node: str, driver: str) -> bool:
+        found = self.node_drivers.get(node)
+        return found is not None and any(entry.name == driver for entry in found.spec.drivers)
+
+
+def claim_names(pod: Pod) -> list[str]:
+    """The claims a pod uses, generic ephemeral ones included."""
+    names = []
+    for volume in pod.spec.volumes:
+        if volume.persistent_volume_claim is not None:
+            names.append(volume.persistent_volume_claim.claim_name)
+        elif volume.ephemeral is not None:
+            names.append(f"{pod.name}-{volume.name}")
+    return names
+
+
+def last_seen(event: Event) -> float:
+    return (
+        seconds_of(event.last_timestamp)
+        or seconds_of(event.event_time)
+        or seconds_of(event.metadata.creation_timestamp)
+        or 0.0
+    )

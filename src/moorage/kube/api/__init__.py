@@ -1,0 +1,1 @@
+"""The connection to a Kubernetes API server: configuration, transport, client, metrics."""

@@ -1,0 +1,1 @@
+"""Local caches of API objects, kept current by watches."""

@@ -1,0 +1,1 @@
+"""Runs containers as processes in their own namespaces."""

@@ -1,0 +1,176 @@
+"""Giving a volume's files to the pod's group.
+
+Owns: the walk that changes group and mode. It works with descriptors and follows no link, not even one that somebody
+puts in a file's place while we look.
+Start reading at: `apply_group`.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from moorage.host.dir_walk import DirWalk
+from moorage.log import get_logger
+
+log = get_logger(__name__)
+
+OwnershipProgress = Callable[[int], None]
+
+_READ_WRITE, _READ_ONLY, _DIRECTORY = 0o660, 0o440, 0o110
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+# What says that we may not: a read-only filesystem, an export that takes root for nobody, an immutable file.
+_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.EOPNOTSUPP, errno.EINVAL})
+FIRST_REPORT_S, NEXT_REPORT_S = 30.0, 60.0
+
+
+def has_group(root: Path, gid: int, read_only: bool = False) -> bool:
+    """Whether the top directory already looks as the walk would leave it."""
+    status = os.stat(root)
+    bits = (_READ_ONLY if read_only else _READ_WRITE) | _DIRECTORY
+    return status.st_gid == gid and status.st_mode & bits == bits and bool(status.st_mode & stat.S_ISGID)
+
+
+def apply_group(
+    root: Path,
+    gid: int,
+    *,
+    only_on_root_mismatch: bool = False,
+    read_only: bool = False,
+    progress: OwnershipProgress | None = None,
+) -> int:
+    """Give everything below `root` to `gid`, depth first, the top last, so an interrupted walk is noticed.
+
+    Returns how many entries were looked at. `progress` hears the count after 30 s and then every minute. What may not
+    be changed, or looked into, stays as it is, and one line of the log tells of it: whether the pod can work with it is
+    for the pod to find out.
+    """
+    if only_on_root_mismatch and has_group(root, gid, read_only):
+        return 0
+    walk = _Walk(gid, read_only, progress)
+    try:
+        top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError as error:
+        walk.pass_over(root, error)
+    else:
+        try:
+            walk.tree(top)
+        finally:
+            os.close(top)
+    if walk.refused:
+        text = "files of a volume stay with their group, for we may not change them"
+        log.warning(text, path=str(root), group=gid, entries=walk.refused, first=walk.first_refusal)
+    return walk.count
+
+
+class _Walk:
+    def __init__(self, gid: int, read_only: bool, progress: OwnershipProgress | None) -> None:
+        self._gid = gid
+        self._bits = _READ_ONLY if read_only else _READ_WRITE
+        self._progress = progress
+        self._report_at = time.monotonic() + FIRST_REPORT_S
+        self.count = 0
+        self.refused, self.first_refusal = 0, ""
+
+    def tree(self, top: int) -> None:
+        with DirWalk(top, _open_below, _open_above) as way:
+            levels = [self._files(top)]  # the directories to go into of each, from the top down to where the walk is
+            while True:
+                if levels[-1]:
+                    if self._goes_down(way, levels[-1].pop()):
+                        levels.append(self._files(way.fd))
+                    continue
+                with self._passing_over(way.fd):
+                    self._change(way.fd, self._bits | _DIRECTORY | stat.S_ISGID)
+                levels.pop()
+                if not levels:
+                    return
+                way.up()
+
+    def _goes_down(self, way: DirWalk, name: str) -> bool:
+        with self._passing_over(way.fd, name):
+            try:
+                way.down(name)
+                return True
+            except NotADirectoryError:
+                self._entry(way.fd, name)  # replaced while we walked
+        return False
+
+    def _files(self, directory: int) -> list[str]:
+        """Change everything in a directory but directories; these are returned."""
+        names = []
+        for entry in self._listed(directory):
+            with self._passing_over(directory, entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
+                else:
+                    self._entry(directory, entry.name)
+        return names
+
+    def _listed(self, directory: int) -> Iterator[os.DirEntry[str]]:
+        with self._passing_over(directory), os.scandir(directory) as entries:
+            yield from entries
+
+    def _entry(self, directory: int, name: str) -> None:
+        if self._is_right(os.stat(name, dir_fd=directory, follow_symlinks=False), self._bits):
+            self._counted()  # as most are: one look is all that they cost
+            return
+        # The name may lead to something else by now: what is looked at again, and changed, is what we hold.
+        fd = os.open(name, _HOLD, dir_fd=directory)
+        try:
+            self._change(fd, self._bits)
+        finally:
+            os.close(fd)
+
+    def _is_right(self, status: os.stat_result, bits: int) -> bool:
+        return status.st_gid == self._gid and (status.st_mode & bits == bits or stat.S_ISLNK(status.st_mode))
+
+    def _change(self, fd: int, bits: int) -> None:
+        """Change what a descriptor holds: a link itself, never what it leads to."""
+        status = os.fstat(fd)
+        self._counted()
+        if self._is_right(status, bits):
+            return
+        held, mode = f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode)  # fchmod takes no descriptor of this kind
+        try:
+            if status.st_gid != self._gid:
+                os.chown(held, -1, self._gid)
+        finally:  # whatever became of the group: it may be one of the pod's already
+            # What runs as its owner or group is given its mode once more: a new group has taken that away.
+            if not stat.S_ISLNK(status.st_mode) and (mode | bits != mode or mode & (stat.S_ISUID | stat.S_ISGID)):
+                os.chmod(held, mode | bits)
+
+    @contextlib.contextmanager
+    def _passing_over(self, directory: int, name: str = "") -> Iterator[None]:
+        """One place in a directory, or the directory itself. What is gone has been removed while we walked."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.pass_over(Path(os.readlink(f"/proc/self/fd/{directory}"), name), error)
+
+    def pass_over(self, path: Path, error: OSError) -> None:
+        """Note what we may not do; any other error is raised, with the path of what it came from."""
+        if error.errno not in _REFUSALS:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        self.refused += 1
+        self.first_refusal = self.first_refusal or f"{path}: {error.strerror}"
+
+    def _counted(self) -> None:
+        self.count += 1
+        if self._progress is not None and time.monotonic() >= self._report_at:
+            self._progress(self.count)
+            self._report_at = time.monotonic() + NEXT_REPORT_S
+
+
+def _open_below(directory: int, name: str) -> int:
+    return os.open(name, _OPEN, dir_fd=directory)
+
+
+def _open_above(directory: int) -> int:
+    return os.open("..", _OPEN, dir_fd=directory)

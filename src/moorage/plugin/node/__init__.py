@@ -1,0 +1,1 @@
+"""What the plugin does on a node: stage, publish, expand, observe, recover."""

@@ -1,0 +1,1 @@
+"""The CSI services: they translate messages and delegate."""

@@ -1,0 +1,165 @@
+"""From a CreateVolume request to a wish that a pool understands.
+
+Owns: reading the request as a whole, choosing the pool, and matching the wish with its source.
+May not touch: gRPC status codes; errors carry theirs.
+Start reading at: `wish_from`, `create`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from moorage.csi import csi_pb2 as pb
+from moorage.errors import InvalidRequest
+from moorage.plugin.access import Access, why_inconsistent, why_unsupported
+from moorage.plugin.context import PluginContext
+from moorage.plugin.io_limits import LimitsUnsupported
+from moorage.plugin.node.staging import default_filesystem
+from moorage.plugin.parameters import ClassParameters
+from moorage.plugin.services import wire
+from moorage.plugin.topology import check_place
+from moorage.storage import CreateVolume, Pool, Snapshot, Source, Volume, VolumeKind, errors, ids, tunables
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A checked request; `create` lacks only what depends on the source."""
+
+    pool_name: str
+    create: CreateVolume
+    accesses: tuple[Access, ...]
+    requisite: tuple[dict[str, str], ...]
+    fs_type: str
+
+    @property
+    def volume_id(self) -> str:
+        return ids.id_from(self.create.name)
+
+    @property
+    def is_block(self) -> bool:
+        return self.accesses[0].is_block
+
+
+def parse_create(request: pb.CreateVolumeRequest) -> CreateRequest:
+    """InvalidRequest names the field that is missing or wrong."""
+    name = wire.required("name", request.name)
+    ids.id_from(name)
+    accesses = tuple(wire.accesses_from(request.volume_capabilities))
+    required, limit = wire.size_range_from("capacity_range", request.capacity_range)
+    chosen = ClassParameters.parse(request.parameters, request.mutable_parameters)
+    tunables.validated(chosen.mutable)
+    _check_accesses(accesses, chosen.kind)
+    source = wire.source_from(request)
+    requisite, _ = wire.topologies_from(request.accessibility_requirements)
+    create = CreateVolume(
+        name=name,
+        required_bytes=required,
+        limit_bytes=limit,
+        kind=chosen.kind,
+        thick=chosen.thick,
+        source=source,
+        in_use=chosen.in_use,
+        mutable=chosen.mutable,
+    )
+    return CreateRequest(chosen.pool, create, accesses, tuple(requisite), _fs_type(accesses, chosen))
+
+
+def _fs_type(accesses: tuple[Access, ...], chosen: ClassParameters) -> str:
+    """The filesystem that the capabilities name, or else the class."""
+    asked = next((access.fs_type for access in accesses if access.fs_type), "")
+    if asked and chosen.fs_type and asked != chosen.fs_type:
+        raise InvalidRequest(f"parameters: fsType is {chosen.fs_type}, but volume_capabilities ask for {asked}")
+    if chosen.fs_type and chosen.kind is VolumeKind.DIRECTORY:
+        raise InvalidRequest("parameters: a directory volume has no filesystem of its own; leave out fsType")
+    return asked or chosen.fs_type
+
+
+def create(parts: PluginContext, wish: CreateRequest) -> Volume:
+    """The volume of this name, made now or found; every error leaves nothing behind."""
+    check_place(wish.requisite, parts.settings)
+    check_limits(parts, wish.create.mutable, wish.create.kind)
+    existing = _existing(parts, wish)
+    pool = _pool_for(parts, wish) if existing is None else parts.pools.named(existing.pool)
+    # A volume that was made before is found again also when its source has been deleted since.
+    source = _source_object(pool, wish.create.source) if existing is None else None
+    filesystem = _filesystem_for(wish, source, existing)
+    parameters = {"pool": pool.name, "snapshotInUse": wish.create.in_use.value}
+    was_chosen = bool(wish.fs_type) or source is not None
+    smallest = 0 if was_chosen or filesystem != "xfs" else 1 << 20  # the default was chosen to fit
+    volume = pool.create_volume(
+        replace(wish.create, filesystem=filesystem, parameters=parameters, smallest_bytes=smallest)
+    )
+    if volume.copy_path and existing is None:
+        parts.copies[volume.copy_path.value] += 1
+    return volume
+
+
+def check_limits(parts: PluginContext, changes: Mapping[str, str], kind: VolumeKind) -> None:
+    """LimitsUnsupported when I/O limits are asked for where they cannot be set."""
+    settings = tunables.Tunables.of(changes)
+    if settings.has_io_limits and (why := parts.cgroups.why_unsupported(kind is VolumeKind.DIRECTORY)):
+        raise LimitsUnsupported(f"I/O limits are not possible: {why}")
+
+
+def _check_accesses(accesses: tuple[Access, ...], kind: VolumeKind) -> None:
+    why = why_inconsistent(accesses)
+    for access in accesses:
+        why = why or why_unsupported(access, is_directory=kind is VolumeKind.DIRECTORY)
+    if why:
+        raise InvalidRequest(f"volume_capabilities: {why}")
+
+
+def _existing(parts: PluginContext, wish: CreateRequest) -> Volume | None:
+    """The volume of this name, in whichever pool; a name that exists stays where it is."""
+    pool = parts.pools.of_volume(wish.volume_id)
+    if pool is None:
+        return None
+    if wish.pool_name not in ("", pool.name):
+        raise errors.NameTaken("volume", wish.create.name, f"it is in pool {pool.name}")
+    return pool.find_volume(wish.volume_id)
+
+
+def _pool_for(parts: PluginContext, wish: CreateRequest) -> Pool:
+    """The pool of the source or of the class."""
+    source = wish.create.source
+    if source is not None:
+        pool = _pool_of_source(parts, source)
+        if wish.pool_name and wish.pool_name != pool.name:
+            raise InvalidRequest(
+                f"parameters: pool is {wish.pool_name!r}, but the {source.kind} {source.id} is in pool {pool.name!r}"
+            )
+        return pool
+    return parts.pools.named(wish.pool_name)
+
+
+def _pool_of_source(parts: PluginContext, source: Source) -> Pool:
+    if source.kind == "snapshot":
+        return parts.pool_of_snapshot(source.id)
+    if ids.is_ephemeral(source.id):
+        raise errors.VolumeNotFound(source.id)
+    return parts.pool_of_volume(source.id)
+
+
+def _source_object(pool: Pool, source: Source | None) -> Volume | Snapshot | None:
+    if source is None:
+        return None
+    return pool.snapshot(source.id) if source.kind == "snapshot" else pool.volume(source.id)
+
+
+def _filesystem_for(wish: CreateRequest, source: Volume | Snapshot | None, existing: Volume | None) -> str:
+    """A copy has its source's filesystem; as a block device it shows whatever the source holds.
+
+    Where nobody names one, a volume that exists keeps its own: the default may be another by now.
+    """
+    if source is not None and source.kind is not wish.create.kind:
+        raise InvalidRequest(f"parameters: kind is {wish.create.kind}, but the source's is {source.kind}")
+    if wish.create.kind is VolumeKind.DIRECTORY or wish.is_block:
+        return ""
+    if source is not None and source.filesystem:
+        if wish.fs_type and wish.fs_type != source.filesystem:
+            raise InvalidRequest(
+                f"volume_capabilities: the filesystem type is {wish.fs_type}, but the source's is {source.filesystem}"
+            )
+        return source.filesystem
+    if existing is not None and existing.filesystem and not wish.fs_type:
+        return existing.filesystem
+    return wish.fs_type or default_filesystem(wish.create.required_bytes or wish.create.limit_bytes)

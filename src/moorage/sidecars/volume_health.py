@@ -1,0 +1,235 @@
+"""The health monitor: what the driver says about its volumes, told to the claims as events.
+
+Owns: asking (conditions of CSI v1.12, health calls of v1.13), and which claims have been told that something is wrong.
+May not touch: the volumes; it only reports.
+Start reading at: `HealthMonitor.run`, `HealthMonitor.look`.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.errors import CsiError
+from moorage.kube.errors import ApiError
+from moorage.kube.objects import Event, Node, ObjectReference, PersistentVolume, Pod, seconds_of
+from moorage.log import get_logger
+from moorage.sidecars.context import RoleContext, synced
+from moorage.sidecars.roles import Role
+
+log = get_logger(__name__)
+
+_ABNORMAL, _NORMAL = "VolumeConditionAbnormal", "VolumeConditionNormal"
+_NODE_FAILED, _NODE_RECOVERED = "NodeFailed", "NodeRecovered"
+_NODE_GRACE_S = 300.0
+_NODE_LOOK_S = 30.0
+
+_Ask = Callable[[str], Awaitable[str | None]]
+Trouble = dict[str, str]  # by volume handle: what is wrong; a handle that is known and well maps to ""
+
+
+class HealthMonitor:
+    """Stands for external-health-monitor-controller."""
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._events = context.recorder(f"csi-pv-monitor-controller-{context.driver.name}")
+        self._told: set[str] = set()  # claims that have been told that something is wrong
+        self._failed_nodes: set[str] = set()
+        self._gone_nodes: list[str] = []
+        self._follows_nodes = False
+
+    async def run(self) -> None:
+        """Look at the volumes again and again until cancelled."""
+        context, settings = self._context, self._context.settings
+        if not context.driver.capabilities.reports_health and not settings.enable_node_watcher:
+            log.warning("the driver reports no health; the role waits for one that does", driver=context.driver.name)
+            await asyncio.Event().wait()
+        await synced(context.volumes)
+        await self._recall()
+        async with self._events, asyncio.TaskGroup() as tasks:
+            if context.driver.capabilities.reports_health:
+                tasks.create_task(self._look_forever(), name="volume-health")
+            if settings.enable_node_watcher:
+                tasks.create_task(self._watch_nodes_forever(), name="node-health")
+
+    async def _recall(self) -> None:
+        """Which claims an earlier run has told, so that recovery is told too."""
+        try:
+            told = (await self._context.client.list(Event, fields=f"reason={_ABNORMAL}")).items
+        except ApiError as error:
+            log.info("earlier events cannot be read", reason=str(error))
+            return
+        self._told |= {event.involved_object.uid for event in told if event.involved_object.uid}
+
+    async def _look_forever(self) -> None:
+        can, settings = self._context.driver.capabilities, self._context.settings
+        lists = can.controller("LIST_VOLUME_HEALTH") or (
+            can.controller("VOLUME_CONDITION") and can.controller("LIST_VOLUMES")
+        )
+        while True:
+            try:
+                await self.look()
+            except CsiError as error:  # not knowing is not a condition of the volume
+                log.warning("volume health is not known", reason=str(error))
+            await asyncio.sleep(settings.list_volumes_interval_s if lists else settings.monitor_interval_s)
+
+    async def look(self) -> None:
+        """Ask about all volumes once, and tell their claims what changed."""
+        volumes = [v for v in self._context.volumes if self._is_ours(v)]
+        trouble = await self._trouble(volumes)
+        for volume in volumes:
+            handle = volume.spec.csi.volume_handle if volume.spec.csi is not None else ""
+            if handle in trouble and volume.spec.claim_ref is not None:
+                self._tell(volume.spec.claim_ref, trouble[handle])
+
+    def _is_ours(self, volume: PersistentVolume) -> bool:
+        csi = volume.spec.csi
+        is_bound = volume.status.phase == "Bound" and not volume.is_deleting
+        return (
+            csi is not None and csi.driver == self._context.driver.name and is_bound and self._context.is_local(volume)
+        )
+
+    def _tell(self, claim: ObjectReference, what: str) -> None:
+        about = ObjectReference(
+            api_version="v1", kind="PersistentVolumeClaim", namespace=claim.namespace, name=claim.name, uid=claim.uid
+        )
+        if what:
+            self._told.add(claim.uid)
+            self._events.warning(about, _ABNORMAL, what)
+        elif claim.uid in self._told:
+            self._told.discard(claim.uid)
+            self._events.normal(about, _NORMAL, "The Volume returns to the healthy state")
+
+    async def _trouble(self, volumes: list[PersistentVolume]) -> Trouble:
+        can = self._context.driver.capabilities
+        if can.controller("LIST_VOLUME_HEALTH"):
+            return await self._listed_health(volumes)
+        if can.controller("GET_VOLUME_HEALTH"):
+            return await self._one_by_one(volumes, self._health_of)
+        if can.controller("LIST_VOLUMES"):
+            return await self._listed_conditions()
+        return await self._one_by_one(volumes, self._condition_of)
+
+    async def _listed_health(self, volumes: list[PersistentVolume]) -> Trouble:
+        """Only volumes in trouble are listed: all others are well."""
+        trouble = {v.spec.csi.volume_handle: "" for v in volumes if v.spec.csi is not None}
+        token = ""
+        while True:
+            request = pb.ControllerListVolumeHealthRequest(starting_token=token)
+            answer = await self._context.driver.client.ControllerListVolumeHealth(request, timeout_s=self._timeout_s)
+            trouble |= {entry.volume_id: health_text(entry) for entry in answer.entries}
+            token = answer.next_token
+            if not token:
+                return trouble
+
+    async def _listed_conditions(self) -> Trouble:
+        trouble: Trouble = {}
+        token = ""
+        while True:
+            request = pb.ListVolumesRequest(max_entries=self._context.settings.max_entries, starting_token=token)
+            answer = await self._context.driver.client.ListVolumes(request, timeout_s=self._timeout_s)
+            for entry in answer.entries:
+                if entry.status.HasField("volume_condition"):
+                    trouble[entry.volume.volume_id] = condition_text(entry.status.volume_condition)
+            token = answer.next_token
+            if not token:
+                return trouble
+
+    async def _one_by_one(self, volumes: list[PersistentVolume], ask: _Ask) -> Trouble:
+        trouble: Trouble = {}
+        slots = asyncio.Semaphore(self._context.settings.workers_for(Role.HEALTH))
+
+        async def one(handle: str) -> None:
+            async with slots:
+                try:
+                    found = await ask(handle)
+                except CsiError as error:
+                    log.debug("health of a volume is not known", volume=handle, reason=str(error))
+                    return
+            if found is not None:
+                trouble[handle] = found
+
+        async with asyncio.TaskGroup() as tasks:
+            for volume in volumes:
+                if volume.spec.csi is not None:
+                    tasks.create_task(one(volume.spec.csi.volume_handle))
+        return trouble
+
+    async def _health_of(self, handle: str) -> str | None:
+        request = pb.ControllerGetVolumeHealthRequest(volume_id=handle)
+        answer = await self._context.driver.client.ControllerGetVolumeHealth(request, timeout_s=self._timeout_s)
+        return health_text(answer.volume_health)
+
+    async def _condition_of(self, handle: str) -> str | None:
+        request = pb.ControllerGetVolumeRequest(volume_id=handle)
+        answer = await self._context.driver.client.ControllerGetVolume(request, timeout_s=self._timeout_s)
+        if not answer.status.HasField("volume_condition"):
+            return None
+        return condition_text(answer.status.volume_condition)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._context.settings.timeout_for(Role.HEALTH)
+
+    async def _watch_nodes_forever(self) -> None:
+        nodes = self._context.informers.of(Node)
+        if not self._follows_nodes:
+            self._follows_nodes = True
+            nodes.subscribe(self._on_node)
+        await synced(self._context.claims)
+        await synced(nodes)
+        while True:
+            for name in list(self._gone_nodes):
+                if await self._tell_claims_on(name, _NODE_FAILED, "is gone"):
+                    self._gone_nodes.remove(name)
+            for node in nodes:
+                await self._look_at_node(node)
+            await asyncio.sleep(_NODE_LOOK_S)
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        if new is None and old is not None:
+            self._failed_nodes.discard(old.name)
+            self._gone_nodes.append(old.name)  # by name: the object is no longer there to be looked up
+
+    async def _look_at_node(self, node: Node) -> None:
+        ready = next((c for c in node.status.conditions if c.type == "Ready"), None)
+        since = seconds_of(ready.last_transition_time) if ready is not None and ready.status != "True" else None
+        has_failed = since is not None and time.time() - since > _NODE_GRACE_S
+        if has_failed and node.name not in self._failed_nodes:
+            text = f"has not been ready for {_NODE_GRACE_S / 60:.0f} minutes"
+            if await self._tell_claims_on(node.name, _NODE_FAILED, text):
+                self._failed_nodes.add(node.name)
+        if node.is_ready and node.name in self._failed_nodes:
+            is_told = await self._tell_claims_on(node.name, _NODE_RECOVERED, "is ready again")
+            self._failed_nodes -= {node.name} if is_told else set()
+
+    async def _tell_claims_on(self, node: str, reason: str, what: str) -> bool:
+        """Tell every claim that a pod uses on a node; False when it has to be tried again."""
+        try:
+            pods = (await self._context.client.list(Pod, fields=f"spec.nodeName={node}")).items
+        except ApiError as error:
+            log.warning("pods of a node cannot be listed", node=node, reason=str(error))
+            return False
+        for pod in pods:
+            for volume in pod.spec.volumes:
+                if volume.persistent_volume_claim is not None:
+                    claim = self._context.claims.get(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
+                    if claim is not None:
+                        self._events.warning(claim, reason, f"node {node}, where pod {pod.name} uses it, {what}")
+        return True
+
+
+def health_text(health: pb.VolumeHealth) -> str:
+    """What is wrong with a volume in one line, worst first; empty when nothing is."""
+    kinds = pb.VolumeHealthErrorType
+    known = [entry for entry in health.health_statuses if entry.status in (1, 2, 3)]
+    known.sort(key=lambda entry: (-entry.status, entry.reason))
+    return "; ".join(
+        f"{kinds.Name(entry.status)}: {entry.reason}" + (f": {entry.message}" if entry.message else "")
+        for entry in known
+    )
+
+
+def condition_text(condition: pb.VolumeCondition) -> str:
+    return (condition.message or "the driver says that the volume is abnormal") if condition.abnormal else ""

@@ -1,0 +1,1 @@
+"""Volumes as streams: export, import, and the archive format of directories."""

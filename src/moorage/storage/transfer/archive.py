@@ -1,0 +1,287 @@
+"""Directory trees as a tar archive and back: what an export of a directory volume carries in its frames.
+
+Owns: the archive (PAX, with GNU's sparse files and `SCHILY.xattr.` attributes, so that GNU tar reads it) and what may
+come out of one.
+May not touch: pools and volumes; it is given a directory, or bytes and an empty directory.
+Start reading at: `archived`, `unpack`.
+
+The same tree gives the same bytes: names are sorted, and times of access, which reading would change, are left out.
+Kept are hard links, holes, extended attributes (ACLs are among them), owners, modes, times of change to the nanosecond,
+devices, FIFOs, and sockets, which tar does not know and which are empty files with `MOORAGE.type` here.
+"""
+
+import errno
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+
+from moorage.host.extents import data_ranges
+from moorage.storage.errors import StorageError
+from moorage.storage.transfer.stream import FramedBytes, StreamDamaged
+from moorage.storage.trees import make_socket
+
+_READ_BYTES = 1 << 20
+_XATTR = "SCHILY.xattr."
+_TYPE = "MOORAGE.type"
+_SPARSE = "GNU.sparse."
+_END = bytes(2 * tarfile.BLOCKSIZE)
+
+
+class TreeChanged(StorageError):
+    """A file was changed while it was archived."""
+
+    code = "ABORTED"
+
+
+def tree_state(root: str) -> tuple[int, int]:
+    """How many names there are, and the time of the last change of any: differs when anything was changed."""
+    count, latest = 0, os.lstat(root).st_ctime_ns
+    for directory, folders, names in os.walk(root):
+        for name in (*folders, *names):
+            count += 1
+            latest = max(latest, os.lstat(os.path.join(directory, name)).st_ctime_ns)
+    return count, latest
+
+
+# --- out -----------------------------------------------------------------------------------
+
+
+def archived(root: str) -> Iterator[bytes]:
+    """The archive of everything below a directory, and of its own attributes, in pieces of at most 1 MiB."""
+    links: dict[tuple[int, int], str] = {}
+    yield from _entry(root, ".", links)
+    yield from _below(root, "", links)
+    yield _END
+
+
+def _below(root: str, prefix: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
+    for name in sorted(os.listdir(os.path.join(root, prefix))):
+        path = f"{prefix}{name}"
+        yield from _entry(os.path.join(root, path), path, links)
+        if stat.S_ISDIR(os.lstat(os.path.join(root, path)).st_mode):
+            yield from _below(root, f"{path}/", links)
+
+
+def _entry(path: str, name: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
+    found = os.lstat(path)
+    info = tarfile.TarInfo(name)
+    info.mode, info.uid, info.gid = stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
+    info.pax_headers = {"mtime": _time(found.st_mtime_ns)}
+    key = (found.st_dev, found.st_ino)
+    if not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1:
+        if key in links:
+            info.type, info.linkname = tarfile.LNKTYPE, links[key]
+            yield _head(info)
+            return
+        links[key] = name
+    info.pax_headers = {**info.pax_headers, **_attributes(path)}
+    if stat.S_ISREG(found.st_mode):
+        yield from _file(path, info, found)
+        return
+    _describe(info, path, found)
+    yield _head(info)
+
+
+def _describe(info: tarfile.TarInfo, path: str, found: os.stat_result) -> None:
+    mode = found.st_mode
+    if stat.S_ISDIR(mode):
+        info.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+    elif stat.S_ISSOCK(mode):
+        info.pax_headers = {**info.pax_headers, _TYPE: "socket"}
+    elif stat.S_ISFIFO(mode):
+        info.type = tarfile.FIFOTYPE
+    else:
+        info.type = tarfile.CHRTYPE if stat.S_ISCHR(mode) else tarfile.BLKTYPE
+        info.devmajor, info.devminor = os.major(found.st_rdev), os.minor(found.st_rdev)
+
+
+def _file(path: str, info: tarfile.TarInfo, found: os.stat_result) -> Iterator[bytes]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        pieces = [(piece.offset, piece.length) for piece in data_ranges(fd)]
+        table = b""
+        if pieces != [(0, found.st_size)] and found.st_size:
+            table = _sparse(info, pieces, found.st_size)
+        info.size = len(table) + sum(length for _, length in pieces)
+        yield _head(info)
+        if table:
+            yield table
+        for offset, length in pieces:
+            yield from _content(fd, offset, length, path)
+        yield bytes(-info.size % tarfile.BLOCKSIZE)
+        now = os.fstat(fd)
+        if (now.st_size, now.st_ctime_ns) != (found.st_size, found.st_ctime_ns):
+            raise TreeChanged(f"{path} was changed while it was read")
+    finally:
+        os.close(fd)
+
+
+def _sparse(info: tarfile.TarInfo, pieces: list[tuple[int, int]], size: int) -> bytes:
+    """GNU's sparse format 1.0: the name and size in the head, the places of the data before the data."""
+    info.pax_headers = {
+        **info.pax_headers,
+        f"{_SPARSE}major": "1",
+        f"{_SPARSE}minor": "0",
+        f"{_SPARSE}name": info.name,
+        f"{_SPARSE}realsize": str(size),
+    }
+    ends = [*pieces, (size, 0)]  # the last one says where the file ends, as GNU tar does
+    table = "".join(f"{number}\n" for number in (len(ends), *(number for piece in ends for number in piece))).encode()
+    return table + bytes(-len(table) % tarfile.BLOCKSIZE)
+
+
+def _content(fd: int, offset: int, length: int, path: str) -> Iterator[bytes]:
+    while length:
+        block = os.pread(fd, min(length, _READ_BYTES), offset)
+        if not block:
+            raise TreeChanged(f"{path} became shorter while it was read")
+        yield block
+        offset, length = offset + len(block), length - len(block)
+
+
+def _attributes(path: str) -> dict[str, str]:
+    found = {}
+    for name in sorted(os.listxattr(path, follow_symlinks=False)):
+        value = os.getxattr(path, name, follow_symlinks=False)
+        key = name.replace("%", "%25").replace("=", "%3D")  # the sign ends a keyword
+        found[_XATTR + key] = value.decode("utf-8", "surrogateescape")
+    return found
+
+
+def _head(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _time(nanoseconds: int) -> str:
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    return f"{seconds}.{rest:09d}" if seconds >= 0 else str(seconds)
+
+
+# --- in ------------------------------------------------------------------------------------
+
+
+def unpack(archive: FramedBytes, target: str, progress: Callable[[int], None]) -> None:
+    """Make what an archive holds in an empty directory; nothing is made outside of it, whatever the archive says.
+
+    `progress` is told how many bytes of files are there.
+    """
+    try:
+        with tarfile.open(
+            fileobj=archive, mode="r|", bufsize=_READ_BYTES, encoding="utf-8", errors="surrogateescape"
+        ) as tar:
+            _Unpacking(tar, target, progress).run()
+    except tarfile.TarError as failed:
+        raise StreamDamaged(f"the archive in the stream cannot be read: {failed}") from failed
+
+
+class _Unpacking:
+    """One archive on its way into a directory."""
+
+    def __init__(self, tar: tarfile.TarFile, target: str, progress: Callable[[int], None]) -> None:
+        self._tar = tar
+        self._target = target
+        self._progress = progress
+        self._folders: dict[str, tarfile.TarInfo] = {}
+        self._others: set[str] = set()
+        self._bytes = 0
+
+    def run(self) -> None:
+        for info in self._tar:
+            self._member(info)
+        for name in sorted(self._folders, reverse=True):  # what is inside changes a directory's time
+            _set_attributes(self._path(name), self._folders[name])
+
+    def _path(self, name: str) -> str:
+        return self._target if name == "." else os.path.join(self._target, name)
+
+    def _member(self, info: tarfile.TarInfo) -> None:
+        name = info.name
+        path = self._path(name)
+        if name == ".":
+            self._folders[name] = info
+            return
+        parent, _, last = name.rpartition("/")
+        # Every directory on the way was made here, so no link of the archive leads out of the target.
+        if (
+            last in ("", ".", "..")
+            or (parent or ".") not in self._folders
+            or name in self._others | self._folders.keys()
+        ):
+            raise StreamDamaged(f"the archive in the stream has a member in the wrong place: {name!r}")
+        if info.isdir():
+            os.mkdir(path, 0o700)
+            self._folders[name] = info
+            return
+        if info.islnk():
+            if info.linkname not in self._others:
+                raise StreamDamaged(f"the archive in the stream links {name!r} to something that is not in it")
+            os.link(self._path(info.linkname), path, follow_symlinks=False)
+        else:
+            self._make(path, info)
+            _set_attributes(path, info)
+        self._others.add(name)
+
+    def _is_made(self, name: str) -> bool:
+        return name in self._others or name in self._folders
+
+    def _make(self, path: str, info: tarfile.TarInfo) -> None:
+        if info.pax_headers.get(_TYPE) == "socket":
+            make_socket(path)
+        elif info.isreg():
+            self._write(path, info)
+        elif info.issym():
+            os.symlink(info.linkname, path)
+        elif info.isfifo():
+            os.mkfifo(path, 0o600)
+        elif info.ischr() or info.isblk():
+            kind = stat.S_IFCHR if info.ischr() else stat.S_IFBLK
+            os.mknod(path, kind | 0o600, os.makedev(info.devmajor, info.devminor))
+        else:
+            raise StreamDamaged(f"the archive in the stream has a member of an unknown type: {info.name!r}")
+
+    def _write(self, path: str, info: tarfile.TarInfo) -> None:
+        source = self._tar.fileobj
+        assert source is not None  # as long as the archive is open
+        source.seek(info.offset_data)
+        pieces: list[tuple[int, int]] = getattr(info, "sparse", None) or [(0, info.size)]
+        with open(path, "xb", buffering=0) as file:
+            for offset, length in pieces:
+                file.seek(offset)
+                while length:
+                    block = source.read(min(length, _READ_BYTES))
+                    if not block:
+                        raise StreamDamaged(f"the archive in the stream ends inside of {info.name!r}")
+                    file.write(block)
+                    length -= len(block)
+                    self._bytes += len(block)
+                    self._progress(self._bytes)
+            file.truncate(info.size)
+
+
+def _set_attributes(path: str, info: tarfile.TarInfo) -> None:
+    """Owner first (it clears set-id bits), then the mode, attributes, and times last."""
+    os.chown(path, info.uid, info.gid, follow_symlinks=False)
+    if not info.issym():
+        os.chmod(path, info.mode)
+    for key, value in info.pax_headers.items():
+        if key.startswith(_XATTR):
+            name = key.removeprefix(_XATTR).replace("%3D", "=").replace("%25", "%")
+            try:
+                os.setxattr(path, name, value.encode("utf-8", "surrogateescape"), follow_symlinks=False)
+            except OSError as failed:
+                # The security module of this machine decides about its own labels.
+                if not (name.startswith("security.") and failed.errno in (errno.EPERM, errno.EOPNOTSUPP)):
+                    raise
+    when = _nanoseconds(info.pax_headers.get("mtime", str(int(info.mtime))))
+    os.utime(path, ns=(when, when), follow_symlinks=False)
+
+
+def _nanoseconds(text: str) -> int:
+    seconds, _, fraction = text.partition(".")
+    try:
+        return int(seconds) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
+    except ValueError as failed:
+        raise StreamDamaged(f"the archive in the stream has a time that is none: {text!r}") from failed

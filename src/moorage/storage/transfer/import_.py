@@ -1,0 +1,432 @@
+"""Import: a stream becomes a new volume, or a delta brings a volume from one state to the next.
+
+Owns: `imports/<id>/` in the pool, where an import is built until it is whole and how far it has come is kept; and
+`imported.json` beside a volume's data, which says what state of which stream the data is.
+May not touch: a volume that is in use. A volume has its old data until the new is complete and on disk.
+Start reading at: `import_stream`.
+
+An unfinished import goes on where it was when the same stream comes again. The directory is locked while its
+import lives, so a collector can tell the dead ones.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from moorage.errors import MoorageError
+from moorage.host import holes
+from moorage.host.extents import CopyProgress, clone_file, copy_sparse
+from moorage.log import get_logger
+from moorage.storage import attachments, directories
+from moorage.storage.errors import Busy, DamagedRecord, NameTaken, OutOfSpace, StorageError, VolumeInUse
+from moorage.storage.failpoints import reached
+from moorage.storage.ids import id_from
+from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
+from moorage.storage.model import Volume, VolumeKind
+from moorage.storage.pool import Pool
+from moorage.storage.records import VolumeRecord, encoded
+from moorage.storage.sizes import rounded_up
+from moorage.storage.transfer.archive import unpack
+from moorage.storage.transfer.export import identity_of
+from moorage.storage.transfer.stream import DATA, Frame, FramedBytes, Header, Position, StreamReader
+from moorage.storage.trees import remove_tree
+from moorage.storage.usage import observe
+from moorage.storage.volumes import DATA as DATA_FILE
+from moorage.storage.volumes import RECORD
+
+log = get_logger(__name__)
+
+IMPORTS = "imports"
+_PROGRESS = "progress.json"
+_LINEAGE = "imported.json"
+CHECKPOINT_BYTES = 256 << 20
+_ZEROS = bytes(1 << 20)
+
+
+class WrongBase(StorageError):
+    """A delta was offered to something that is not in the state that it begins at."""
+
+    code = "FAILED_PRECONDITION"
+    retryable = False
+
+
+class OtherImport(StorageError):
+    """An import of another stream under this name is unfinished."""
+
+    code = "FAILED_PRECONDITION"
+    retryable = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """Where a stream goes: a new volume called `name` (default: as it was), or the volume with the id `onto`."""
+
+    name: str = ""
+    onto: str = ""
+    restart: bool = False
+    checkpoint_bytes: int = CHECKPOINT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    volume: Volume
+    data_bytes: int
+    resumed_at: int
+    was_complete: bool = False
+
+
+class _State(msgspec.Struct, frozen=True):
+    """One content: the identity of its source, and the file that holds it unchanged."""
+
+    identity: str
+    inode: int
+    mtime_ns: int
+
+
+class _Lineage(msgspec.Struct, frozen=True):
+    states: list[_State]
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    """How far an import is on disk; `stream` tells source and base."""
+
+    stream: str
+    at: int
+    frames: int
+    data_bytes: int
+    offset: int
+    chain: str
+
+    def position(self) -> Position:
+        return Position(self.at, self.frames, self.data_bytes, self.offset, bytes.fromhex(self.chain))
+
+
+def import_stream(pool: Pool, fd: int, request: ImportRequest, progress: CopyProgress | None = None) -> Imported:
+    """Read a stream to its end and leave the volume with its content, or nothing new at all."""
+    reader = StreamReader(fd)
+    header = reader.header
+    ident = request.onto or id_from(request.name or header.volume_name)
+    with pool.context.layout.translated(f"import volume {ident}"):
+        done = _already(pool, ident, header, request)
+        if done is not None:
+            return Imported(done, 0, 0, was_complete=True)
+        base = _base_of(pool, header, request)
+        _check_room(pool, header, ident)
+        with _building(pool, ident) as place:
+            if request.restart:
+                _clear(place)
+            if header.is_directory:
+                start = reader.position.copied()
+                fill_directory(pool, place, reader, progress)
+            else:
+                start = _prepare(place, header, base, reader.position)
+                _fill(place, reader, start, request.checkpoint_bytes, progress)
+            reached("import.filled")
+            if request.onto:
+                volume = _replace_data(pool, place, header, request.onto)
+            else:
+                volume = _publish(pool, place, header, request.name or header.volume_name, ident)
+    pool.context.changed_by_guest()
+    log.info("volume imported", volume=ident, pool=pool.name, base=header.base_snapshot_id)
+    return Imported(volume, reader.position.data_bytes, start.at if start.frames else 0)
+
+
+def state_of(volume: Volume) -> str:
+    """The identity of the content that was imported into a volume and not changed since; or nothing."""
+    path = os.path.join(volume.data.parent, _LINEAGE)
+    try:
+        lineage = msgspec.json.decode(read_file(path), type=_Lineage)
+        now = os.stat(volume.data)
+    except FileNotFoundError:
+        return ""
+    except msgspec.DecodeError as failed:
+        raise DamagedRecord(path, str(failed)) from failed
+    for state in lineage.states:
+        if (state.inode, state.mtime_ns) == (now.st_ino, now.st_mtime_ns):
+            return state.identity
+    return ""
+
+
+def unfinished(pool: Pool) -> list[tuple[str, float, bool]]:
+    """Imports that are not complete: the id, when they last moved, and whether their process lives."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(os.path.join(pool.directory, IMPORTS)) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                data = os.path.join(entry.path, DATA_FILE)
+                moved = os.stat(data if os.path.exists(data) else entry.path).st_mtime
+                found.append((entry.name, moved, not _is_free(entry.path)))
+    return sorted(found)
+
+
+def discard_unfinished(pool: Pool, ident: str) -> bool:
+    """Remove an unfinished import whose process is dead."""
+    place = os.path.join(pool.directory, IMPORTS, ident)
+    if not os.path.isdir(place) or not _is_free(place):
+        return False
+    remove_tree(place)
+    return True
+
+
+# --- what there is already -----------------------------------------------------------------
+
+
+def _already(pool: Pool, ident: str, header: Header, request: ImportRequest) -> Volume | None:
+    """The volume if it has this very content; an error if the name is taken by another."""
+    existing = pool.volume(ident) if request.onto else pool.find_volume(ident)
+    if existing is None:
+        return None
+    if state_of(existing) == header.source:
+        discard_unfinished(pool, ident)
+        if rounded_up(header.size_bytes) > existing.size_bytes:  # the one step after the data is there
+            return pool.expand_volume(ident, header.size_bytes)
+        return existing
+    if not request.onto:
+        raise NameTaken("volume", existing.name, "it is not the same import; give another --name")
+    return None
+
+
+def _base_of(pool: Pool, header: Header, request: ImportRequest) -> Path | None:
+    """The file that the stream's ranges are changes of; None for a full stream."""
+    if not header.base:
+        if request.onto:
+            raise WrongBase(
+                f"the stream is a full export; it makes a new volume and is not applied onto {request.onto}"
+            )
+        return None
+    wanted = header.base_snapshot_id
+    if request.onto:
+        volume = pool.volume(request.onto)
+        found = state_of(volume)
+        if found != header.base:
+            why = "has another state" if found else "was not imported, or was changed since"
+            raise WrongBase(
+                f"the stream holds what changed since snapshot {wanted}; volume {volume.id} {why}, "
+                "so the result would be damaged"
+            )
+        return volume.data
+    snapshot = pool.find_snapshot(wanted)
+    if snapshot is None or identity_of(pool, snapshot) != header.base:
+        raise WrongBase(
+            f"the stream holds only what changed since snapshot {wanted}, which is not in pool {pool.name}; "
+            "import that first and apply this with --onto"
+        )
+    return snapshot.data
+
+
+def _check_room(pool: Pool, header: Header, ident: str) -> None:
+    existing = pool.find_volume(ident)
+    more = header.size_bytes - (existing.size_bytes if existing is not None else 0)
+    available = pool.capacity().available_bytes
+    if more > available:
+        raise OutOfSpace(f"import volume {ident}: {more} bytes do not fit, pool {pool.name} has {available} left")
+
+
+# --- building ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _building(pool: Pool, ident: str) -> Iterator[str]:
+    """The import's own directory, locked; what is not published stays for the next try."""
+    place = os.path.join(pool.directory, IMPORTS, ident)
+    os.makedirs(place, 0o700, exist_ok=True)
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as failed:
+            raise Busy(f"another import of volume {ident} is running") from failed
+        yield place
+    except MoorageError:
+        if not os.path.exists(os.path.join(place, _PROGRESS)):
+            remove_tree(place)  # nothing worth keeping
+        raise
+    finally:
+        os.close(fd)
+
+
+def _is_free(place: str) -> bool:
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _clear(place: str) -> None:
+    for name in os.listdir(place):
+        remove_tree(os.path.join(place, name))
+
+
+def _prepare(place: str, header: Header, base: Path | None, begin: Position) -> Position:
+    """Where to go on: after what is on disk of the same stream, or at the beginning with the base's data."""
+    stream = f"{header.source} {header.base}"
+    try:
+        kept = msgspec.json.decode(read_file(os.path.join(place, _PROGRESS)), type=_Progress)
+    except FileNotFoundError:
+        pass
+    except msgspec.DecodeError as failed:
+        raise DamagedRecord(os.path.join(place, _PROGRESS), str(failed)) from failed
+    else:
+        if kept.stream != stream:
+            raise OtherImport(
+                f"an import of another stream into volume {os.path.basename(place)} is unfinished; "
+                "finish it, or begin anew with --restart"
+            )
+        if os.path.exists(os.path.join(place, DATA_FILE)):
+            return kept.position()
+    fd = os.open(os.path.join(place, DATA_FILE), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        if base is not None:
+            with open(base, "rb") as source:
+                if not clone_file(source.fileno(), fd):
+                    copy_sparse(source.fileno(), fd)
+        os.ftruncate(fd, max(rounded_up(header.size_bytes), os.fstat(fd).st_size))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    _keep(place, stream, begin)
+    return begin.copied()
+
+
+def _keep(place: str, stream: str, position: Position) -> None:
+    record = _Progress(stream, position.at, position.frames, position.data_bytes, position.offset, position.chain.hex())
+    replace_file(os.path.join(place, _PROGRESS), msgspec.json.encode(record))
+
+
+def _fill(
+    place: str, reader: StreamReader, start: Position, checkpoint_bytes: int, progress: CopyProgress | None
+) -> None:
+    """Write every frame from `start` on; every so many bytes, make sure of them."""
+    header = reader.header
+    stream = f"{header.source} {header.base}"
+    reader.skip_to(start)  # a pipe is read from its beginning instead, and the known part is not written again
+    fd = os.open(os.path.join(place, DATA_FILE), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    position, unsaved = start.copied(), 0
+    try:
+        try:
+            for frame, payload, after in reader.frames():
+                if after.at <= start.at:
+                    continue
+                _write(fd, frame, payload)
+                position, unsaved = after, unsaved + frame.payload_bytes
+                if unsaved >= checkpoint_bytes:
+                    os.fdatasync(fd)
+                    _keep(place, stream, position)
+                    unsaved = 0
+                    reached("import.checkpoint")
+                if progress is not None:
+                    progress(position.data_bytes, max(header.data_bytes, position.data_bytes))
+        except (MoorageError, KeyboardInterrupt):
+            os.fdatasync(fd)
+            _keep(place, stream, position)
+            raise
+        os.fsync(fd)
+        past = time.time_ns() - 1_000_000_000  # whatever is written later has another time, to the tick
+        os.utime(fd, ns=(past, past))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fill_directory(pool: Pool, place: str, reader: StreamReader, progress: CopyProgress | None) -> None:
+    """Unpack a directory's archive, from its beginning whatever is there, and leave it on disk."""
+    _clear(place)
+    data = os.path.join(place, DATA_FILE)
+    directories.make(data, pool.context.is_btrfs)
+    total = reader.header.data_bytes
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, max(total, done))
+
+    archive = FramedBytes(reader)
+    unpack(archive, data, tell)
+    archive.drain()  # nothing is published before the trailer was seen
+    directories.sync(data)
+
+
+def _write(fd: int, frame: Frame, payload: memoryview) -> None:
+    if frame.kind == DATA:
+        offset = frame.offset
+        while payload:
+            count = os.pwrite(fd, payload, offset)
+            payload, offset = payload[count:], offset + count
+        return
+    if not holes.punch(fd, frame.offset, frame.length):
+        for offset in range(frame.offset, frame.offset + frame.length, len(_ZEROS)):
+            os.pwrite(fd, _ZEROS[: frame.offset + frame.length - offset], offset)
+
+
+# --- finishing -----------------------------------------------------------------------------
+
+
+def _state(path: str, identity: str) -> _State:
+    found = os.stat(path)
+    return _State(identity, found.st_ino, found.st_mtime_ns)
+
+
+def _publish(pool: Pool, place: str, header: Header, name: str, ident: str) -> Volume:
+    """The directory of the import becomes the volume's, in one rename."""
+    context = pool.context
+    size = rounded_up(header.size_bytes)
+    data = os.path.join(place, DATA_FILE)
+    is_directory = header.is_directory
+    record = VolumeRecord(
+        id=ident,
+        name=name,
+        kind=VolumeKind.DIRECTORY if is_directory else VolumeKind.IMAGE,
+        size_bytes=size,
+        created_ns=context.now_ns(),
+        filesystem=header.filesystem,
+        size_enforced=not is_directory or directories.limit(data, ident, size, context.is_btrfs),
+    )
+    with context.names.held(f"volume {ident}"), context.ledger.reserved(size, f"import volume {ident}"):
+        if not is_directory:  # the inode and time of a directory say nothing about the files below it
+            lineage = _Lineage([_state(data, header.source)])
+            write_file(os.path.join(place, _LINEAGE), msgspec.json.encode(lineage))
+        attachments.prepare(context, place)
+        write_file(os.path.join(place, RECORD), encoded(record))
+        reached("import.recorded")
+        # The progress goes last: until the rename, a repeated import finds it and has nothing left to write.
+        if os.path.exists(os.path.join(context.layout.volumes, ident)):
+            raise NameTaken("volume", name, "it was made meanwhile")
+        if not context.layout.publish(place, context.layout.volumes, ident):
+            raise NameTaken("volume", name, "it was made meanwhile")
+    if not is_directory:
+        os.unlink(os.path.join(context.layout.volumes, ident, _PROGRESS))
+    fsync_path(os.path.join(pool.directory, IMPORTS))
+    return pool.volume(ident)
+
+
+def _replace_data(pool: Pool, place: str, header: Header, ident: str) -> Volume:
+    """Give a volume its new data in one rename; its lineage knows both states before."""
+    new = os.path.join(place, DATA_FILE)
+    with pool.held(ident) as volume:
+        use = observe(volume.data, volume.kind)
+        if use:
+            raise VolumeInUse(f"volume {ident} is still in use on this node: {use.holders}")
+        attached = pool.context.attached_nodes(ident)
+        if attached:
+            raise VolumeInUse(f"volume {ident} is attached to {', '.join(attached)}")
+        if state_of(volume) != header.base:
+            raise WrongBase(f"volume {ident} was changed while the stream was read")
+        states = [_state(os.fspath(volume.data), header.base), _state(new, header.source)]
+        replace_file(os.path.join(volume.data.parent, _LINEAGE), msgspec.json.encode(_Lineage(states)))
+        reached("import.lineage")
+        os.rename(new, volume.data)
+        fsync_path(os.fspath(volume.data.parent))
+        reached("import.replaced")
+    if rounded_up(header.size_bytes) > volume.size_bytes:
+        pool.expand_volume(ident, header.size_bytes)
+    remove_tree(place)
+    return pool.volume(ident)

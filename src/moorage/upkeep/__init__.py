@@ -1,0 +1,1 @@
+"""The only tools that delete what has no owner. `insight` only reads."""

@@ -1,0 +1,1 @@
+"""Find, judge and remove objects, volumes, mounts and devices without an owner."""

@@ -1,0 +1,1 @@
+"""What tests share: callers, processes, builders, waiting."""
