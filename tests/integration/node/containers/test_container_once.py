@@ -128,7 +128,7 @@ async def test_another_container_that_has_its_number_is_not_taken_for_it(bench):
 
 async def test_the_end_of_an_earlier_attempt_ends_nothing_of_the_later_one(bench, monkeypatch):
     ended = []
-    monkeypatch.setattr(module.remains, "end", ended.append)
+    monkeypatch.setattr(module.orphans, "end", ended.append)
     for number in (0, 1):
         container = bench.container(number=number)
         container.directory.mkdir(parents=True)
