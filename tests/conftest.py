@@ -1,12 +1,36 @@
-"""Rules for all tests: who needs root, and that a run leaves no loop device, mount or process behind."""
+"""Rules for all tests: who needs root, what they may reach, and that a run leaves no loop device or mount behind."""
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+# Variables that lead a client to a cluster, a driver, a proxy or the caller's own files.
+_REACHING = {"CSI_ENDPOINT", "KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"}
+_REACHING_PREFIXES = ("DOCKER_", "KUBERNETES_", "MOORAGE_", "XDG_")
+
+
+def reaches_the_caller(name: str) -> bool:
+    """Whether an environment variable would let a test act on the caller's cluster, pool, proxy or home."""
+    return name in _REACHING or name.startswith(_REACHING_PREFIXES) or name.lower().endswith("_proxy")
+
+
+def pytest_configure() -> None:
+    """Give the run an empty home and no way to the caller's clusters; subprocesses inherit that."""
+    pip = Path.home() / ".config" / "pip" / "pip.conf"  # the image is built in tests, from the caller's package index
+    if pip.exists():
+        os.environ.setdefault("PIP_CONFIG_FILE", str(pip))
+    for name in [name for name in os.environ if reaches_the_caller(name)]:
+        del os.environ[name]
+    home = tempfile.mkdtemp(prefix="moorage-home-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    os.environ["HOME"] = home
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
