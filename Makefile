@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo test check bench image image-check pins generate clean
+.PHONY: help demo test check docs bench image image-check pins generate clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -25,6 +25,11 @@ check: ## lint, format, types (strict) and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: ## build the documentation site in build/site; a broken link is an error
+	@scripts/prepare dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 bench: ## run every benchmark; each prints its figure and its bound
 	@scripts/prepare dev

@@ -1,6 +1,6 @@
 """`moorage plugin`: run the CSI plugin in the foreground.
 
-Owns: the flags. What they mean is in `moorage.plugin.settings` and docs/plugin.md.
+Owns: the flags. What they mean is in `moorage.plugin.settings` and docs/reference/csi-support.md.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Owns: what goes over a CSI or plugin-registration socket, in both directions.
 May not touch: storage, hosts, Kubernetes objects.
-Start reading at: `client.CsiClient`, `server.CsiServer`; `docs/csi.md` shows both in use.
+Start reading at: `client.CsiClient`, `server.CsiServer`; `docs/contributing/csi.md` shows both in use.
 """
 
 import importlib

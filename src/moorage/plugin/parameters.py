@@ -42,7 +42,7 @@ class ClassParameters:
         fixed = {key: value for key, value in own.items() if key not in mutable_parameters.KEYS}
         unknown = sorted(set(fixed) - {"pool", "kind", "provisioning", "snapshotInUse", "fsType"})
         if unknown:
-            raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; see docs/plugin.md for those that are")
+            raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; see docs/reference/class-parameters.md")
         return cls(
             pool=fixed.get("pool", ""),
             kind=VolumeKind(_one_of("kind", fixed.get("kind", "image"), ("image", "directory"))),

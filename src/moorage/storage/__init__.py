@@ -2,7 +2,7 @@
 
 Owns: the on-disk format, the rules of capacity, copies and trash, and the errors with their codes.
 May not touch: gRPC, Kubernetes, a node's mounts (it freezes and thaws them around a copy, no more).
-Start reading at: `pool.Pool`; the interface is described in docs/storage.md.
+Start reading at: `pool.Pool`; docs/explanation/storage.md explains it.
 """
 
 from moorage.storage.errors import (

@@ -132,7 +132,7 @@ class AttachmentsUnreadable(StorageError):
         super().__init__(
             f"{what}: the pool's filesystem refuses {where} ({os.strerror(failed.errno or 0)}), so nobody is given "
             "the volume; on a replicated filesystem the replicas disagree: bring all of them back and heal it "
-            "(docs/storage.md, Replicas that disagree)"
+            "(docs/explanation/storage.md, Replicas that disagree)"
         )
 
 

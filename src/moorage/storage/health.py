@@ -1,6 +1,6 @@
 """Signs of trouble: what is adverse about a volume or a pool, each with a reason.
 
-Owns: the reasons (`REASONS`, which docs/plugin.md and the tests repeat) and when they hold. An entry
+Owns: the reasons (`REASONS`, which docs/reference/csi-support.md and the tests repeat) and when they hold. An entry
 stands as long as its cause does.
 `volume_signs` and `pool_signs` are what the pool itself shows; `node_signs` is what the kernel of the
 node shows about a volume that is attached here.

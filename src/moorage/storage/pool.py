@@ -1,7 +1,7 @@
 """A pool: the door to everything in one directory.
 
 Owns: opening and closing, the background thread that reclaims trash, and the wiring of the parts.
-Each method is one promise of docs/storage.md; the parts keep it.
+Each method is one promise of docs/explanation/storage.md; the parts keep it.
 May not touch: gRPC, Kubernetes.
 Start reading at: `Pool.open`, then `volumes.py`, `snapshots.py`, `copies.py`.
 """

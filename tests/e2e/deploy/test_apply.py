@@ -99,7 +99,7 @@ def test_both_scopes_are_applied_together_and_one_is_removed(kubectl):
 
 
 def test_the_claim_and_the_pod_of_the_page_are_taken(kubectl, tmp_path):
-    text = (FOLDERS.parents[1] / "docs/kubernetes.md").read_text()
+    text = (FOLDERS.parents[1] / "docs/how-to/install.md").read_text()
     (example,) = re.findall(r"kubectl apply -f - <<'END'\n(.*?)\nEND\n", text, re.S)
     (tmp_path / "example.yaml").write_text(example)
     made = kubectl("apply", "-f", str(tmp_path / "example.yaml")).split()

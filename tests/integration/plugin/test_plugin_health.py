@@ -350,7 +350,7 @@ async def test_a_reason_comes_with_its_cause_and_goes_with_it(world, reason, sto
 
 def test_every_reason_has_its_story_and_its_line_in_the_page():
     assert set(STORIES) == set(REASONS)
-    page = Path(__file__).parents[3] / "docs" / "plugin.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "csi-support.md"
     section = page.read_text().split("## Health")[1].split("\n## ")[0]
     lines = re.findall(r"^\| (`.*?) \| ([A-Z_]+) \| (.*?) \|$", section, re.MULTILINE)
     written = {reason: (status, where) for names, status, where in lines for reason in re.findall(r"`(\w+)`", names)}

@@ -160,9 +160,9 @@ def test_the_snapshot_kinds_are_those_of_the_embedded_api_server(deploy_folder):
     assert [d["spec"] for d in written] == [d["spec"] for d in snapshot_definitions()]
 
 
-@pytest.mark.parametrize("page", ["kubernetes.md", "operations.md"])
+@pytest.mark.parametrize("page", ["install.md", "upgrade-and-remove.md", "monitor.md"])
 def test_what_the_pages_for_operators_name_is_there(deploy_folder, page):
     root = deploy_folder.parent
-    named = set(re.findall(r"\bdeploy/[\w./-]*\w", (root / "docs" / page).read_text()))
+    named = set(re.findall(r"\bdeploy/[\w./-]*\w", (root / "docs" / "how-to" / page).read_text()))
     assert named
     assert not [name for name in named if not (root / name).exists()]

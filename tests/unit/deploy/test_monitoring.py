@@ -77,7 +77,7 @@ def test_every_panel_is_on_metrics_that_exist(deploy_folder, existing):
 
 
 def test_the_page_for_operators_has_every_metric(deploy_folder, existing):
-    page = (deploy_folder.parent / "docs/operations.md").read_text()
+    page = (deploy_folder.parent / "docs/how-to/monitor.md").read_text()
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for name in existing if not name.endswith("_created")}
     missing = {name for name in names if not name.startswith(("process_", "python_")) and f"`{name}`" not in page}
     assert not missing

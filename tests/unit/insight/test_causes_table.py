@@ -182,8 +182,8 @@ def test_every_cause_has_a_test():
 
 
 def test_the_troubleshooting_page_is_made_from_the_table():
-    command = "python -m moorage.insight.troubleshooting_page docs/troubleshooting.md"
-    assert (ROOT / "docs" / "troubleshooting.md").read_text() == page(), f"the page is stale: {command}"
+    command = "python -m moorage.insight.troubleshooting_page docs/reference/troubleshooting.md"
+    assert (ROOT / "docs" / "reference" / "troubleshooting.md").read_text() == page(), f"the page is stale: {command}"
 
 
 def test_an_object_with_which_nothing_is_wrong():

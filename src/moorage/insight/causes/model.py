@@ -1,6 +1,6 @@
 """What a cause is: a test on the world, the sentence it yields, and the text that the documentation shows.
 
-Owns: `Finding`, `Cause` and the registry that both `explain` and docs/troubleshooting.md are made from.
+Owns: `Finding`, `Cause` and the registry that both `explain` and docs/reference/troubleshooting.md are made from.
 Start reading at: `cause`.
 """
 

@@ -1,6 +1,6 @@
 """What pods ask for and do not get here, in words: pure functions.
 
-Owns: the list of it, which docs/node.md repeats.
+Owns: the list of it, which docs/explanation/containers.md repeats.
 Start reading at: `unsupported`.
 """
 

@@ -1,6 +1,6 @@
 """The export stream: a volume's blocks as frames that check themselves, in a file or a pipe.
 
-Owns: the format (docs/volume.md describes it byte by byte) and the errors of a stream that is not whole.
+Owns: the format (docs/reference/stream-format.md) and the errors of a stream that is not whole.
 May not touch: pools and volumes; it is given bytes and gives frames.
 Start reading at: `Frame`, `StreamReader`, `scan`.
 

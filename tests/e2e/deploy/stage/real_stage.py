@@ -174,7 +174,7 @@ class Stage:
         return list(yaml.safe_load_all(self.kubectl("kustomize", str(source))))
 
     def _overlay(self, folder: str, namespace: str) -> Path:
-        """An overlay as docs/kubernetes.md shows it: the settings, and nothing else, are this cluster's."""
+        """An overlay as docs/how-to/install.md shows it: the settings, and nothing else, are this cluster's."""
         overlay = self.directory / "overlay" / folder
         (overlay / "here").mkdir(parents=True)
         settings = {"kubeletDir": str(self.kubelet), "poolDir": str(self.layout.pool)}
