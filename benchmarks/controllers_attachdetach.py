@@ -15,11 +15,12 @@ import statistics
 import time
 from typing import Any
 
-from moorage.controllers.attachdetach.names import MANAGED, NodeName, attachment_name, volume_name
 from moorage.controllers.attachdetach.run import run
+from moorage.controllers.attachdetach.state import attachment_of
 from moorage.controllers.context import Activity, ControllerContext
 from moorage.kube.api.client import WatchEvent
 from moorage.kube.cache.informer import Informer
+from moorage.kube.names import MANAGED_ATTACH
 from moorage.kube.objects.core import (
     AttachedVolume,
     ClaimSpec,
@@ -43,6 +44,7 @@ from moorage.kube.objects.storage import (
     CSIDriver,
     VolumeAttachment,
 )
+from moorage.kube.volumes import NodeName, csi_volume_name
 
 DRIVER = "csi.example.com"
 REPORT_PERIOD_S = 300.0
@@ -63,7 +65,7 @@ class Cluster:
 
     def meta(self, name: str, namespace: str = "") -> Meta:
         self.revision += 1
-        annotations = {MANAGED: "true"}
+        annotations = {MANAGED_ATTACH: "true"}
         return Meta(
             name=name,
             namespace=namespace,
@@ -125,13 +127,13 @@ def populate(cluster: Cluster, nodes: int, attachments: int, spare: int) -> None
         claims.append(claim)
         if number < attachments:
             on = f"node-{number % nodes}"
-            name = volume_name(DRIVER, csi.volume_handle)
+            name = csi_volume_name(DRIVER, csi.volume_handle)
             per_node[on].append(name)
             pods.append(pod(cluster, number, on))
             attached = AttachmentSpec(
                 attacher=DRIVER, node_name=on, source=AttachmentSource(persistent_volume_name=f"pv-{number}")
             )
-            meta = cluster.meta(attachment_name(name, NodeName(on)))
+            meta = cluster.meta(attachment_of(name, NodeName(on)))
             objects.append(VolumeAttachment(metadata=meta, spec=attached, status=AttachmentStatus(attached=True)))
     cluster.fill(Node, [node(cluster, name, volumes) for name, volumes in per_node.items()])
     for kind, found in ((PersistentVolume, pvs), (PersistentVolumeClaim, claims), (Pod, pods)):

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from moorage.controllers.context import ControllerContext
-from moorage.controllers.vocabulary import PODS_BY_CLAIM, claims_of, ephemeral_claim_name, is_owned_by
 from moorage.errors import MoorageError
 from moorage.kube.api.client import Client
 from moorage.kube.cache.informer import Informer
@@ -20,6 +19,7 @@ from moorage.kube.control.events import Recorder
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound
 from moorage.kube.objects import PersistentVolumeClaim, Pod
+from moorage.kube.volumes import claims_of, ephemeral_claim_name, is_owned_by
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -150,7 +150,6 @@ def _foreign(pod: Pod, claim: str) -> ClaimIsForeign:
 async def run(context: ControllerContext) -> None:
     """Make the claims of ephemeral volumes until cancelled."""
     pods, claims = context.informers.of(Pod), context.informers.of(PersistentVolumeClaim)
-    pods.index(PODS_BY_CLAIM, claims_of)
     recorder = await context.recorders.of(COMPONENT)
     options = context.options
     queue: WorkQueue[str] = WorkQueue("ephemeral", start_s=options.retry_start_s, max_s=options.retry_max_s)
@@ -163,7 +162,7 @@ async def run(context: ControllerContext) -> None:
 
     def on_claim(old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         if old is not None and new is None:  # a claim that was deleted is made again while its pod is there
-            for pod in pods.at(PODS_BY_CLAIM, old.key):
+            for pod in pods.by(claims_of, old.key):
                 queue.add(pod.key)
 
     await pods.wait_synced()

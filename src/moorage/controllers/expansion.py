@@ -9,18 +9,11 @@ Start reading at: `plan_expansion`, `run`.
 from dataclasses import dataclass
 
 from moorage.controllers.context import ControllerContext
-from moorage.controllers.vocabulary import (
-    MIGRATED_PLUGINS,
-    PRE_RESIZE_CAPACITY,
-    PROVISIONED_BY,
-    STORAGE_RESIZER,
-    reference_key,
-    requested_bytes,
-    storage_bytes,
-)
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import NotFound
+from moorage.kube.names import MIGRATED_PLUGINS, PRE_RESIZE_CAPACITY, PROVISIONED_BY, STORAGE_RESIZER
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
+from moorage.kube.volumes import reference_key, requested_bytes, storage_bytes
 
 COMPONENT = "volume_expand"
 

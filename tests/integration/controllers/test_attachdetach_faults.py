@@ -9,9 +9,9 @@ from flaky import Flaky
 from replay import Scenario, Stage, config_of, replay, scenarios
 
 from moorage.apiserver.run import ApiServer, Config
-from moorage.controllers.attachdetach.names import MANAGED
 from moorage.controllers.context import ControllerOptions
 from moorage.kube.api.client import Client
+from moorage.kube.names import MANAGED_ATTACH
 from moorage.kube.objects import CSIDriver, Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
 
 DRIVER = "csi.example.com"
@@ -42,7 +42,7 @@ async def test_the_outcome_is_the_same_on_a_bad_day(stage: Stage, scenario: Scen
 
 
 async def add_node(client: Client, name: str) -> None:
-    await client.create(Node, {"metadata": {"name": name, "annotations": {MANAGED: "true"}}})
+    await client.create(Node, {"metadata": {"name": name, "annotations": {MANAGED_ATTACH: "true"}}})
 
 
 async def add_bound(client: Client, name: str) -> None:
@@ -168,7 +168,7 @@ async def test_pods_that_were_on_a_node_before_it_was_managed_are_seen_to_later(
     await add_pod(client, "one", "a", "data")
     await stage.settle()
     assert await attached(client) == set()
-    await client.patch(Node, "a", {"metadata": {"annotations": {MANAGED: "true"}}})
+    await client.patch(Node, "a", {"metadata": {"annotations": {MANAGED_ATTACH: "true"}}})
     await stage.settle()
     assert await attached(client) == {("data", "a")}
     await stage.stop()

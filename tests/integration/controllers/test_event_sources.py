@@ -4,7 +4,7 @@ from typing import Any
 
 from replay import Stage
 
-from moorage.controllers.attachdetach.names import MANAGED
+from moorage.kube.names import MANAGED_ATTACH
 from moorage.kube.objects import (
     Event,
     Node,
@@ -28,7 +28,7 @@ def pod(name: str, source: dict[str, Any]) -> dict[str, Any]:
 
 async def test_each_event_names_its_component(stage: Stage) -> None:
     client = stage.client
-    await client.create(Node, {"metadata": {"name": "a", "annotations": {MANAGED: "true"}}})
+    await client.create(Node, {"metadata": {"name": "a", "annotations": {MANAGED_ATTACH: "true"}}})
     grows = {"provisioner": "csi.example.com", "allowVolumeExpansion": True}
     await client.create(StorageClass, {"metadata": {"name": "fast"}, **grows})
     csi = {"driver": "csi.example.com", "volumeHandle": "h"}

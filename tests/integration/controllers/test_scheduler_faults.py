@@ -9,8 +9,8 @@ from replay import Stage, config_of
 
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.context import ControllerOptions
-from moorage.controllers.vocabulary import BIND_COMPLETED, SELECTED_NODE
 from moorage.kube.api.client import Client
+from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
 from moorage.kube.objects import Node, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 
 HOST = "kubernetes.io/hostname"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from replay import Stage, open_stage
 
-from moorage.controllers.vocabulary import BIND_COMPLETED, SELECTED_NODE
+from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
 from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 
 HOST = "kubernetes.io/hostname"

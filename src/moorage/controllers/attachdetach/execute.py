@@ -12,7 +12,6 @@ does: `judge` is called for each change of it.
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
-from moorage.controllers.attachdetach.names import NodeName, VolumeName, attachment_name, driver_and_handle
 from moorage.controllers.attachdetach.plan import (
     Attach,
     AttachAction,
@@ -27,11 +26,12 @@ from moorage.controllers.attachdetach.plan import (
 )
 from moorage.controllers.attachdetach.populate import Views
 from moorage.controllers.attachdetach.report import Spawn, StatusApi, StatusReporter
-from moorage.controllers.attachdetach.state import AttachBackoff, AttachPhase, AttachState, TrackedVolume
+from moorage.controllers.attachdetach.state import AttachBackoff, AttachPhase, AttachState, TrackedVolume, attachment_of
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound, Unavailable
 from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import ObjectReference
 from moorage.kube.objects.storage import VolumeAttachment
+from moorage.kube.volumes import NodeName, VolumeName, driver_and_handle
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -118,7 +118,7 @@ class AttachExecutor:
             self._world.failed(volume, node, operation, self._clock())
 
     async def _attach(self, volume: VolumeName, node: NodeName) -> None:
-        name, known = attachment_name(volume, node), self._world.volumes[volume]
+        name, known = attachment_of(volume, node), self._world.volumes[volume]
         try:
             if self._views.attachment(name) is None:
                 await self._api.create_attachment(name, known.driver, node, known.pv_name)
@@ -141,7 +141,7 @@ class AttachExecutor:
             log.debug("attachment is not seen yet", name=name, reason=str(error))
 
     async def _detach(self, volume: VolumeName, node: NodeName, verify: bool) -> None:
-        name = attachment_name(volume, node)
+        name = attachment_of(volume, node)
         try:
             if verify and await self._is_in_use(volume, node):
                 raise _StillInUse(409, "InUse", f"volume {volume} is still in use on node {node}")
@@ -171,7 +171,7 @@ class AttachExecutor:
         attachment = self._world.attachment(volume, node)
         if attachment is None or attachment.is_executing:
             return
-        found = self._views.attachment(attachment_name(volume, node))
+        found = self._views.attachment(attachment_of(volume, node))
         match attachment.state:
             case AttachPhase.ATTACHING:
                 self._judge_attaching(volume, node, found)
@@ -201,7 +201,7 @@ class AttachExecutor:
             self._world.detached(volume, node)
 
     def _verify(self, volume: VolumeName, node: NodeName) -> None:
-        found = self._views.attachment(attachment_name(volume, node))
+        found = self._views.attachment(attachment_of(volume, node))
         log.warning("attached volume lost its attachment", volume=volume, node=node)
         if found is None:
             self._world.detached(volume, node)

@@ -8,8 +8,8 @@ Start reading at: `plan`.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from moorage.controllers.attachdetach.names import NodeName, VolumeName
 from moorage.controllers.attachdetach.state import AttachPhase, AttachState, TrackedVolume, VolumeOnNode
+from moorage.kube.volumes import NodeName, VolumeName
 
 
 @dataclass(frozen=True, slots=True)

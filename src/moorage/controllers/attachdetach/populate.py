@@ -11,12 +11,12 @@ mounted cannot be unwished.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from moorage.controllers.attachdetach import names
-from moorage.controllers.attachdetach.names import NodeName, VolumeName
 from moorage.controllers.attachdetach.state import AttachState
+from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
 from moorage.kube.objects.meta import reference_to
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.volumes import NodeName, VolumeName, csi_volume_name, driver_and_handle, requires_attach
 
 _SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
@@ -55,7 +55,7 @@ class Populator:
         for node in nodes:
             self.node_changed(None, node)
             for listed in node.status.volumes_attached:
-                if names.driver_and_handle(listed.name) is not None:
+                if driver_and_handle(listed.name) is not None:
                     self._world.found_attached(VolumeName(listed.name), NodeName(node.name))
         for attachment in attachments:
             found = self.pair_of(attachment)
@@ -70,7 +70,7 @@ class Populator:
         if pv is None or pv.spec.csi is None or not attachment.spec.node_name:
             return None
         csi = pv.spec.csi
-        return names.volume_name(csi.driver, csi.volume_handle), NodeName(attachment.spec.node_name)
+        return csi_volume_name(csi.driver, csi.volume_handle), NodeName(attachment.spec.node_name)
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         if old is not None and (new is None or new.uid != old.uid):
@@ -89,7 +89,7 @@ class Populator:
     def pv_changed(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
         if new is None or new.spec.csi is None:
             return
-        known = self._world.volumes.get(names.volume_name(new.spec.csi.driver, new.spec.csi.volume_handle))
+        known = self._world.volumes.get(csi_volume_name(new.spec.csi.driver, new.spec.csi.volume_handle))
         if known is not None and known.pv_name == new.name and known.is_shareable != _is_shareable(new):
             known.is_shareable = _is_shareable(new)
             self._world.dirty.add(known.name)
@@ -103,12 +103,12 @@ class Populator:
         A driver's object is replaced by deleting and creating it; detaching in between would pull volumes from under
         running pods.
         """
-        if _needs_attach(old) != _needs_attach(new):
+        if requires_attach(old) != requires_attach(new):
             name = new.name if new is not None else old.name if old is not None else ""
             self._world.wake_driver_at(self._clock() + self._recheck_s, name)
 
     def recheck_driver(self, name: str) -> None:
-        if not _needs_attach(self._views.driver(name)):
+        if not requires_attach(self._views.driver(name)):
             for volume in [v for v in self._world.volumes.values() if v.driver == name]:
                 for wish in list(volume.wanted.values()):
                     for uid in list(wish.pods):
@@ -132,9 +132,9 @@ class Populator:
         world, known = self._world, self._world.node(NodeName(new.name))
         was_managed, was = known.is_managed, (known.is_ready, known.is_out_of_service, known.exists)
         known.exists = True
-        known.is_managed = names.MANAGED in new.annotations
+        known.is_managed = MANAGED_ATTACH in new.annotations
         known.is_ready = new.is_ready
-        known.is_out_of_service = any(taint.key == names.OUT_OF_SERVICE for taint in new.spec.taints)
+        known.is_out_of_service = any(taint.key == OUT_OF_SERVICE for taint in new.spec.taints)
         in_use = frozenset(new.status.volumes_in_use)
         if was != (known.is_ready, known.is_out_of_service, True):
             world.dirty |= known.volumes
@@ -166,8 +166,8 @@ class Populator:
             return
         known = self._world.nodes[NodeName(new.name)]
         listed = [(v.name, v.device_path) for v in new.status.volumes_attached]
-        known.foreign = tuple(entry for entry in listed if names.driver_and_handle(entry[0]) is None)
-        ours = frozenset(name for name, _ in listed if names.driver_and_handle(name) is not None)
+        known.foreign = tuple(entry for entry in listed if driver_and_handle(entry[0]) is None)
+        ours = frozenset(name for name, _ in listed if driver_and_handle(name) is not None)
         self._world.dirty |= {VolumeName(name) for name in ours ^ known.listed} & known.volumes
         known.listed = ours
         if old is None:
@@ -188,7 +188,7 @@ class Populator:
         for pv in self._attachable(pod):
             if pv.spec.csi is None:
                 continue
-            name = names.volume_name(pv.spec.csi.driver, pv.spec.csi.volume_handle)
+            name = csi_volume_name(pv.spec.csi.driver, pv.spec.csi.volume_handle)
             volume = self._world.volume(name)
             if volume.pv_name != pv.name:  # two volumes with one handle: the stricter one counts
                 volume.is_shareable = _is_shareable(pv) and (not volume.pv_name or volume.is_shareable)
@@ -204,7 +204,7 @@ class Populator:
             if pv is None or pv.spec.claim_ref is None or pv.spec.claim_ref.uid != claim.uid:
                 continue
             csi = pv.spec.csi
-            if csi and csi.driver and csi.volume_handle and _needs_attach(self._views.driver(csi.driver)):
+            if csi and csi.driver and csi.volume_handle and requires_attach(self._views.driver(csi.driver)):
                 yield pv
 
     def _claim_of(self, pod: Pod, volume: PodVolume) -> PersistentVolumeClaim | None:
@@ -215,22 +215,6 @@ class Populator:
         claim = self._views.claim(f"{pod.namespace}/{pod.name}-{volume.name}")
         owners = claim.metadata.owner_references if claim is not None else []
         return claim if any(owner.controller and owner.uid == pod.uid for owner in owners) else None
-
-
-def claim_keys(pod: Pod) -> list[str]:
-    """The claims that a pod refers to, for an index of pods."""
-    keys = []
-    for volume in pod.spec.volumes:
-        if volume.persistent_volume_claim is not None:
-            keys.append(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
-        elif volume.ephemeral is not None:
-            keys.append(f"{pod.namespace}/{pod.name}-{volume.name}")
-    return keys
-
-
-def _needs_attach(driver: CSIDriver | None) -> bool:
-    """A driver that nobody described needs attaching."""
-    return driver is None or driver.spec.attach_required is not False
 
 
 def _is_shareable(pv: PersistentVolume) -> bool:

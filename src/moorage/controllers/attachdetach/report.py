@@ -8,9 +8,9 @@ Start reading at: `StatusReporter.begin`.
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from moorage.controllers.attachdetach.names import NodeName
 from moorage.controllers.attachdetach.state import AttachState
 from moorage.kube.errors import ApiError
+from moorage.kube.volumes import NodeName
 from moorage.log import get_logger
 
 log = get_logger(__name__)

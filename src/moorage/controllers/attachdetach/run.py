@@ -10,9 +10,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from moorage.controllers.attachdetach.execute import AttachExecutor
-from moorage.controllers.attachdetach.names import NodeName
 from moorage.controllers.attachdetach.plan import AttachLimits, plan
-from moorage.controllers.attachdetach.populate import Populator, claim_keys
+from moorage.controllers.attachdetach.populate import Populator
 from moorage.controllers.attachdetach.state import AttachState
 from moorage.controllers.context import ControllerContext
 from moorage.kube.api.client import Client
@@ -20,6 +19,7 @@ from moorage.kube.cache.informer import Informer, Informers
 from moorage.kube.errors import NotFound
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.volumes import NodeName, claims_of, node_of
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -54,8 +54,6 @@ class InformerViews:
         self.driver_informer = informers.of(CSIDriver)
         self.node_informer = informers.of(Node)
         self.attachment_informer = informers.of(VolumeAttachment)
-        self.pod_informer.index("attachdetach-claim", claim_keys)
-        self.pod_informer.index("attachdetach-node", lambda pod: [pod.spec.node_name] if pod.spec.node_name else [])
 
     async def wait_synced(self) -> None:
         every: Sequence[Informer[Any]] = (
@@ -88,10 +86,10 @@ class InformerViews:
         return self.pod_informer
 
     def pods_of_claim(self, key: str) -> Iterable[Pod]:
-        return self.pod_informer.at("attachdetach-claim", key)
+        return self.pod_informer.by(claims_of, key)
 
     def pods_on_node(self, name: str) -> Iterable[Pod]:
-        return self.pod_informer.at("attachdetach-node", name)
+        return self.pod_informer.by(node_of, name)
 
 
 class ClusterApi:

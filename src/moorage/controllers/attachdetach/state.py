@@ -18,12 +18,18 @@ import heapq
 from dataclasses import dataclass, field
 from enum import Enum
 
-from moorage.controllers.attachdetach.names import NodeName, VolumeName, attachment_name
 from moorage.kube.objects.meta import ObjectReference
+from moorage.kube.volumes import NodeName, VolumeName, attachment_name, driver_and_handle
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 122.0
 OPERATION_TIMEOUT_S = 120.0
+
+
+def attachment_of(volume: VolumeName, node: NodeName) -> str:
+    """Return the name of the VolumeAttachment of a volume on a node."""
+    driver, handle = driver_and_handle(volume) or ("", volume)
+    return attachment_name(driver, handle, node)
 
 
 class AttachPhase(Enum):
@@ -255,7 +261,7 @@ class AttachState:
         if volume is None or node not in volume.attachments:
             return
         del volume.attachments[node]
-        self.names.pop(attachment_name(name, node), None)
+        self.names.pop(attachment_of(name, node), None)
         self.node(node).volumes.discard(name)
         self._touch(name, node)
         self._forget_if_unused(volume, node)
@@ -311,7 +317,7 @@ class AttachState:
 
     def _place(self, name: VolumeName, node: NodeName, attachment: VolumeOnNode) -> None:
         self.volume(name).attachments[node] = attachment
-        self.names[attachment_name(name, node)] = (name, node)
+        self.names[attachment_of(name, node)] = (name, node)
         self.node(node).volumes.add(name)
         self._touch(name, node)
 

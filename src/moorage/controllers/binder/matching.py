@@ -12,7 +12,9 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from moorage.controllers.vocabulary import (
+from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
+from moorage.kube.selectors import BadSelector, LabelMatch
+from moorage.kube.volumes import (
     capacity_bytes,
     claim_class,
     is_meant_for,
@@ -21,8 +23,6 @@ from moorage.controllers.vocabulary import (
     volume_class,
     volume_mode,
 )
-from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
-from moorage.kube.selectors import BadSelector, LabelMatch
 
 
 class Shelf(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from moorage.controllers.binder.matching import mismatch
-from moorage.controllers.vocabulary import (
+from moorage.kube.names import (
     BIND_COMPLETED,
     BOUND_BY_CONTROLLER,
     IN_TREE_PREFIX,
@@ -18,13 +18,9 @@ from moorage.controllers.vocabulary import (
     MIGRATED_TO,
     PROVISIONED_BY,
     SELECTED_NODE,
-    claim_class,
-    has_class,
-    is_meant_for,
-    volume_mode,
-    waits_for_consumer,
 )
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from moorage.kube.volumes import claim_class, has_class, is_meant_for, volume_mode, waits_for_consumer
 
 EventSubject = Literal["claim", "volume"]
 

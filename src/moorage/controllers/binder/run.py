@@ -12,11 +12,11 @@ from moorage.controllers.binder.execute import BinderExecutor, NotNow
 from moorage.controllers.binder.plan import BindClaim, ClaimAction, ConfirmClaim, LookAtClaim, plan_claim, plan_volume
 from moorage.controllers.binder.state import BinderState, Keys
 from moorage.controllers.context import ControllerContext
-from moorage.controllers.vocabulary import reference_key
 from moorage.kube.api.client import Client
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from moorage.kube.volumes import reference_key
 
 COMPONENT = "persistentvolume-controller"
 

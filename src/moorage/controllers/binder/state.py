@@ -10,18 +10,10 @@ from dataclasses import dataclass, field
 
 from moorage.controllers.binder import writes
 from moorage.controllers.binder.matching import FreeVolumes, WaitingClaims, is_free
-from moorage.controllers.vocabulary import (
-    BIND_COMPLETED,
-    PODS_BY_CLAIM,
-    claim_class,
-    claims_of,
-    default_class,
-    has_class,
-    is_default,
-    reference_key,
-)
 from moorage.kube.cache.informer import Informer
+from moorage.kube.names import BIND_COMPLETED
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from moorage.kube.volumes import claim_class, claims_of, default_class, has_class, is_default, reference_key
 
 BY_VOLUME = "binder-by-volume"
 UNBOUND = "binder-unbound"
@@ -64,7 +56,6 @@ class BinderState:
         self.waiting = WaitingClaims()
         claims.index(BY_VOLUME, _named_volume)
         claims.index(UNBOUND, _wanted_class)
-        pods.index(PODS_BY_CLAIM, claims_of)
 
     # What plan.py asks.
 
@@ -81,11 +72,11 @@ class BinderState:
         return default_class(self.classes)
 
     def unscheduled_pods(self, claim: PersistentVolumeClaim) -> Sequence[str]:
-        pods = self.pods.at(PODS_BY_CLAIM, claim.key)
+        pods = self.pods.by(claims_of, claim.key)
         return sorted(pod.name for pod in pods if not pod.spec.node_name and not pod.is_terminated)
 
     def pods_using(self, claim_key: str) -> Sequence[str]:
-        return sorted(pod.key for pod in self.pods.at(PODS_BY_CLAIM, claim_key) if not pod.is_terminated)
+        return sorted(pod.key for pod in self.pods.by(claims_of, claim_key) if not pod.is_terminated)
 
     # Whom a change concerns.
 

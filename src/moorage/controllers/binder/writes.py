@@ -10,7 +10,7 @@ doing it again from the start.
 
 from typing import Any
 
-from moorage.controllers.vocabulary import (
+from moorage.kube.names import (
     BETA_STORAGE_PROVISIONER,
     BIND_COMPLETED,
     BOUND_BY_CONTROLLER,
@@ -22,13 +22,11 @@ from moorage.controllers.vocabulary import (
     PRE_RESIZE_CAPACITY,
     PROVISIONED_BY,
     STORAGE_PROVISIONER,
-    capacity_bytes,
-    is_meant_for,
-    storage_bytes,
 )
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document, reference_to
 from moorage.kube.quantity import BadQuantity, Quantity
+from moorage.kube.volumes import capacity_bytes, is_meant_for, storage_bytes
 
 Patch = dict[str, Any]
 

@@ -8,8 +8,9 @@ Start reading at: `plan_claim`, `plan_guard`.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moorage.controllers.vocabulary import CLAIM_PROTECTION, ephemeral_claim_name, is_owned_by, refers_to
+from moorage.kube.names import CLAIM_PROTECTION
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.volumes import ephemeral_claim_name, is_owned_by, refers_to
 
 UNUSED = "Unused"
 

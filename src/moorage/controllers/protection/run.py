@@ -21,17 +21,11 @@ from moorage.controllers.protection.plan import (
     plan_claim,
     plan_guard,
 )
-from moorage.controllers.vocabulary import (
-    CLAIM_PROTECTION,
-    CLASS_PROTECTION,
-    PODS_BY_CLAIM,
-    VOLUME_PROTECTION,
-    claims_of,
-)
 from moorage.kube.api.client import Client, PatchType
 from moorage.kube.cache.informer import Informer
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import NotFound
+from moorage.kube.names import CLAIM_PROTECTION, CLASS_PROTECTION, VOLUME_PROTECTION
 from moorage.kube.objects import (
     KubeObject,
     PersistentVolume,
@@ -40,6 +34,7 @@ from moorage.kube.objects import (
     VolumeAttributesClass,
 )
 from moorage.kube.objects.meta import timestamp_text
+from moorage.kube.volumes import claims_of
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -75,7 +70,7 @@ class ClaimProtection:
 
     async def sync_claim(self, key: str) -> None:
         """Look at a claim with the pods known here; if none seems to hold it, its namespace is asked."""
-        if not await self._settle(key, self._pods.at(PODS_BY_CLAIM, key), is_confirmed=False):
+        if not await self._settle(key, self._pods.by(claims_of, key), is_confirmed=False):
             namespace = key.partition("/")[0]
             self._leaving.setdefault(namespace, {})[key] = None
             self._namespaces.add(namespace)
@@ -119,12 +114,11 @@ class ClaimProtection:
 
 async def _run_claims(context: ControllerContext) -> None:
     claims, pods = context.informers.of(PersistentVolumeClaim), context.informers.of(Pod)
-    pods.index(PODS_BY_CLAIM, claims_of)
     queue, namespaces = _queue(context, "protection-claims"), _queue(context, "protection-namespaces")
     work = ClaimProtection(context.client, claims, pods, namespaces)
 
     def on_claim(_: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
-        if new is not None and plan_claim(new, pods.at(PODS_BY_CLAIM, new.key), is_confirmed=False):
+        if new is not None and plan_claim(new, pods.by(claims_of, new.key), is_confirmed=False):
             queue.add(new.key)  # most changes of a claim ask nothing of us
 
     def on_pod(old: Pod | None, new: Pod | None) -> None:

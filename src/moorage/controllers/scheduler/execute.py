@@ -17,20 +17,14 @@ from typing import Any, Protocol
 from moorage.controllers.scheduler.plan import Nowhere, Placement
 from moorage.controllers.scheduler.state import SchedulerState, Views
 from moorage.controllers.scheduler.volumes import reaches
-from moorage.controllers.vocabulary import (
-    BIND_COMPLETED,
-    BOUND_BY_CONTROLLER,
-    SELECTED_NODE,
-    claim_class,
-    is_meant_for,
-    requested_bytes,
-)
 from moorage.errors import MoorageError
 from moorage.kube.api.client import Client, PatchType
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import Conflict, NotFound
+from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import timestamp_text
+from moorage.kube.volumes import claim_class, is_meant_for, requested_bytes
 from moorage.log import get_logger
 
 log = get_logger(__name__)

@@ -12,11 +12,11 @@ from moorage.controllers.context import ControllerContext
 from moorage.controllers.scheduler.execute import SchedulerExecutor
 from moorage.controllers.scheduler.plan import Nowhere, plan
 from moorage.controllers.scheduler.state import SchedulerState
-from moorage.controllers.vocabulary import PODS_BY_CLAIM, claim_class, claims_of, reference_key, volume_class
 from moorage.kube.cache.informer import Informer, Informers
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
+from moorage.kube.volumes import claim_class, claims_of, reference_key, volume_class
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -52,7 +52,6 @@ class InformerViews:
         self.csi_node_informer = informers.of(CSINode)
         self.capacity_informer = informers.of(CSIStorageCapacity)
         self.attachment_informer = informers.of(VolumeAttachment)
-        self.pod_informer.index(PODS_BY_CLAIM, claims_of)
         self.pv_informer.index("scheduler-offer", _offered_to)
         self.capacity_informer.index("scheduler-class", lambda capacity: [capacity.storage_class_name])
         self.attachment_informer.index("scheduler-node", lambda attachment: [attachment.spec.node_name])
@@ -218,7 +217,7 @@ class Scheduler:
             self.wake_all()
 
     def _wake_users(self, claim_key: str) -> None:
-        for pod in self._views.pod_informer.at(PODS_BY_CLAIM, claim_key):
+        for pod in self._views.pod_informer.by(claims_of, claim_key):
             if self._is_ours(pod):
                 self.queue.add(pod.key)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
-from moorage.controllers.vocabulary import claims_of
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
 from moorage.kube.requests import Amounts, amounts_of, requests_of
+from moorage.kube.volumes import claims_of
 
 
 class Views(Protocol):

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from moorage.controllers.binder.matching import selects, shelf_of_claim, shelf_of_volume
 from moorage.controllers.scheduler.state import SchedulerState, Views
-from moorage.controllers.vocabulary import (
-    BIND_COMPLETED,
-    MIGRATED_PLUGINS,
-    NO_PROVISIONER,
-    SELECTED_NODE,
+from moorage.kube.names import BIND_COMPLETED, MIGRATED_PLUGINS, NO_PROVISIONER, SELECTED_NODE
+from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.storage import CSIStorageCapacity, StorageClass
+from moorage.kube.quantity import BadQuantity, bytes_of
+from moorage.kube.selectors import BadSelector, LabelMatch, node_matches
+from moorage.kube.volumes import (
     capacity_bytes,
     claim_class,
     ephemeral_claim_name,
@@ -24,10 +25,6 @@ from moorage.controllers.vocabulary import (
     requested_bytes,
     waits_for_consumer,
 )
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.kube.objects.storage import CSIStorageCapacity, StorageClass
-from moorage.kube.quantity import BadQuantity, bytes_of
-from moorage.kube.selectors import BadSelector, LabelMatch, node_matches
 
 NO_AFFINITY = "node(s) didn't match PersistentVolume's node affinity"
 NO_VOLUME = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"

@@ -1,18 +1,17 @@
-"""A local, current copy of the objects of one kind, and word of every change to it.
+"""Cache the objects of one kind and notify handlers of changes.
 
-Owns: list and watch, resuming, relisting after 410, indexes, and delivery to handlers in order.
-May not touch: decisions; a handler is told (old, new) and should only put a key into a queue.
-Start reading at: `Informer.run`, `Informer.remember`, `Informers`.
+Owns: list and watch, resuming, relisting after 410, indexes, and calling handlers in order.
+Start reading at: `Informer.run`, `Informer.subscription`, `Informer.remember`, `Informers`.
 
-A copy never goes back in time: an object older than the one at hand is dropped, so a component that `remember`s what
-its own write returned cannot be misled by a slower watch.
+A handler is called with (old, new) and should only enqueue a key. A cache never goes back in time: it drops an object
+that is older than the cached one, so a slow watch cannot undo what `remember` put in after an own write.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Generic, Self, TypeVar, cast
 
 from moorage.kube.api.client import Client, WatchEvent
@@ -55,8 +54,8 @@ class Informer(Generic[T]):
         self._scope: dict[str, Any] = {"namespace": namespace, "labels": labels, "fields": fields}
         self._resync_s = resync_s
         self._objects: dict[str, T] = {}
-        self._indexers: dict[str, IndexKeys[T]] = {}
-        self._indexes: dict[str, dict[str, dict[str, T]]] = {}
+        self._indexers: dict[Hashable, IndexKeys[T]] = {}
+        self._indexes: dict[Hashable, dict[str, dict[str, T]]] = {}
         self._handlers: list[ChangeHandler[T]] = []
         self._synced = asyncio.Event()
         self._seen_version = 0  # the stream has told us everything up to here
@@ -97,7 +96,7 @@ class Informer(Generic[T]):
     async def wait_synced(self) -> None:
         await self._synced.wait()
 
-    def index(self, name: str, keys: IndexKeys[T]) -> None:
+    def index(self, name: Hashable, keys: IndexKeys[T]) -> None:
         """Keep an index: `at(name, value)` then finds the objects for which `keys` gave that value."""
         if name in self._indexers:
             return
@@ -106,18 +105,44 @@ class Informer(Generic[T]):
         for obj in self._objects.values():
             self._index_add(name, obj)
 
-    def at(self, name: str, value: str) -> list[T]:
-        """The objects that an index holds under a value."""
+    def at(self, name: Hashable, value: str) -> list[T]:
+        """Return the objects that an index holds under a value."""
         return list(self._indexes[name].get(value, {}).values())
 
+    def by(self, keys: IndexKeys[T], value: str) -> list[T]:
+        """Return the objects for which `keys` gives this value.
+
+        The function names the index, which is built at the first call. Pass a module-level function: a new lambda in
+        each call would build a new index each time.
+        """
+        self.index(keys, keys)
+        return self.at(keys, value)
+
     def subscribe(self, handler: ChangeHandler[T]) -> None:
-        """Be told (old, new) of every change from now on, and first (None, object) of all that is there."""
-        self._handlers.append(handler)
-        for obj in list(self._objects.values()):
+        """Call `handler` with (None, object) for each cached object, then with (old, new) for every change."""
+        self._add_handler(handler, replay=True)
+
+    @contextmanager
+    def subscription(self, handler: ChangeHandler[T], *, replay: bool = True) -> Iterator[None]:
+        """Call `handler` with (old, new) for every change inside the block.
+
+        With `replay` it is called first with (None, object) for each cached object.
+        """
+        self._add_handler(handler, replay=replay)
+        try:
+            yield
+        finally:
+            handlers = list(self._handlers)  # a copy: a notification may be iterating over the old list
+            handlers.remove(handler)
+            self._handlers = handlers
+
+    def _add_handler(self, handler: ChangeHandler[T], *, replay: bool) -> None:
+        self._handlers = [*self._handlers, handler]
+        for obj in list(self._objects.values()) if replay else ():
             self._call(handler, None, obj)
 
     def remember(self, obj: T) -> None:
-        """Take in what an own write returned, unless the stream is already past it or it is not for this informer."""
+        """Cache what an own write returned, unless the watch is already past it or it is outside this scope."""
         if obj.version > self._seen_version and self._is_ours(obj):
             self._put(obj)
 
@@ -278,11 +303,11 @@ class Informer(Generic[T]):
         except Exception:  # one part's mistake must not keep the others from hearing
             log.exception("handler failed", kind=self.kind.resource.kind, object=getattr(new or old, "key", ""))
 
-    def _index_add(self, name: str, obj: T) -> None:
+    def _index_add(self, name: Hashable, obj: T) -> None:
         for value in self._indexers[name](obj):
             self._indexes[name].setdefault(value, {})[obj.key] = obj
 
-    def _index_remove(self, name: str, obj: T) -> None:
+    def _index_remove(self, name: Hashable, obj: T) -> None:
         for value in self._indexers[name](obj):
             bucket = self._indexes[name].get(value)
             if bucket is not None:
@@ -317,6 +342,7 @@ class Informers:
         self.client = client
         self._resync_s = resync_s
         self._informers: dict[tuple[type[Any], str, str, str], Informer[Any]] = {}
+        self._by_kind: dict[type[Any], list[Informer[Any]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._running = False
 
@@ -335,8 +361,14 @@ class Informers:
         """Run an informer that the caller made, and give it to all who ask for its kind."""
         self._add((informer.kind, "", "", ""), informer)
 
+    def remember(self, obj: KubeObject) -> None:
+        """Cache what an own write returned in every informer of its kind. Creates no informer."""
+        for informer in self._by_kind.get(type(obj), ()):
+            informer.remember(obj)
+
     def _add(self, key: tuple[type[Any], str, str, str], informer: Informer[Any]) -> Informer[Any]:
         self._informers[key] = informer
+        self._by_kind.setdefault(informer.kind, []).append(informer)
         if self._running:
             self._start(informer)
         return informer

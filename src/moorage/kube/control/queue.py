@@ -86,6 +86,10 @@ class WorkQueue(Generic[K]):
         """The key did well: its back-off starts anew."""
         self._failures.pop(key, None)
 
+    def reset(self) -> None:
+        """Reset the back-off of every key, before a new `run`."""
+        self._failures.clear()
+
     def failures(self, key: K) -> int:
         return self._failures.get(key, 0)
 

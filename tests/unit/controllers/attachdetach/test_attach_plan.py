@@ -2,13 +2,6 @@
 
 import pytest
 
-from moorage.controllers.attachdetach.names import (
-    NodeName,
-    VolumeName,
-    attachment_name,
-    driver_and_handle,
-    volume_name,
-)
 from moorage.controllers.attachdetach.plan import (
     Attach,
     AttachLimits,
@@ -23,8 +16,9 @@ from moorage.controllers.attachdetach.plan import (
 )
 from moorage.controllers.attachdetach.state import AttachPhase, AttachState
 from moorage.kube.objects.meta import ObjectReference
+from moorage.kube.volumes import NodeName, csi_volume_name
 
-VOLUME = volume_name("csi.example.com", "v1")
+VOLUME = csi_volume_name("csi.example.com", "v1")
 A, B = NodeName("a"), NodeName("b")
 NOW = 1000.0
 
@@ -246,16 +240,3 @@ def test_a_world_that_is_used_up_is_empty():
     assert not world.nodes
     assert not world.names
     assert not world.pods
-
-
-def test_names_are_those_of_kubernetes():
-    name = volume_name("csi.example.com", "s14-handle-claim")
-    assert name == "kubernetes.io/csi/csi.example.com^s14-handle-claim"
-    assert attachment_name(name, NodeName("s14-node")).startswith("csi-4e8ba285c616c6")
-    assert driver_and_handle(name) == ("csi.example.com", "s14-handle-claim")
-    assert driver_and_handle(volume_name("csi.example.com", "a^b")) == ("csi.example.com", "a^b")
-
-
-@pytest.mark.parametrize("text", ["", "kubernetes.io/csi/", "kubernetes.io/aws-ebs/vol-1", "kubernetes.io/csi/driver^"])
-def test_names_of_other_plugins_are_not_ours(text):
-    assert driver_and_handle(VolumeName(text)) is None

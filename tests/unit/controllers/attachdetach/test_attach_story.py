@@ -8,17 +8,18 @@ import msgspec
 import pytest
 
 from moorage.controllers.attachdetach.execute import AttachExecutor
-from moorage.controllers.attachdetach.names import MANAGED, OUT_OF_SERVICE, NodeName, attachment_name, volume_name
 from moorage.controllers.attachdetach.plan import AttachLimits, plan
 from moorage.controllers.attachdetach.populate import Populator
-from moorage.controllers.attachdetach.state import AttachPhase, AttachState
+from moorage.controllers.attachdetach.state import AttachPhase, AttachState, attachment_of
 from moorage.kube.errors import AlreadyExists, NotFound
+from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import ObjectReference
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.volumes import NodeName, csi_volume_name
 
 DRIVER, RWO = "csi.example.com", "ReadWriteOnce"
-VOLUME = volume_name(DRIVER, "handle")
+VOLUME = csi_volume_name(DRIVER, "handle")
 A, B = NodeName("a"), NodeName("b")
 GONE = "2026-01-01T00:00:00Z"
 
@@ -110,7 +111,7 @@ class Cluster:
 
     def add_node(self, name: str, *, ready: str = "True", in_use: Sequence[str] = (), **more: Any) -> Node:
         listed = [{"name": one, "devicePath": ""} for one in more.pop("listed", ())]
-        notes = more.pop("notes", {MANAGED: "true"})
+        notes = more.pop("notes", {MANAGED_ATTACH: "true"})
         conditions = [{"type": "Ready", "status": ready}] if ready else []
         status = {"conditions": conditions, "volumesInUse": list(in_use), "volumesAttached": listed}
         document = {"metadata": {"name": name, "annotations": notes}, "spec": more, "status": status}
@@ -158,7 +159,7 @@ class Cluster:
         return new
 
     def set_attachment(self, node: NodeName, *, finalizers: Sequence[str] = (), **status: Any) -> None:
-        name = attachment_name(VOLUME, node)
+        name = attachment_of(VOLUME, node)
         meta: dict[str, Any] = {"name": name, "finalizers": list(finalizers)}
         if status.pop("deleting", False):
             meta["deletionTimestamp"] = GONE
@@ -207,7 +208,9 @@ def cluster() -> Cluster:
 # Which volumes a pod wants
 
 
-@pytest.mark.parametrize(("notes", "is_managed"), [({MANAGED: "true"}, True), ({MANAGED: "false"}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("notes", "is_managed"), [({MANAGED_ATTACH: "true"}, True), ({MANAGED_ATTACH: "false"}, True), ({}, False)]
+)
 def test_the_annotation_of_any_value_makes_a_node_ours(cluster, notes, is_managed):
     cluster.add_node("a", notes=notes)
     cluster.add_volume()

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from moorage.controllers.attachdetach.execute import AttachExecutor
-from moorage.controllers.attachdetach.names import MANAGED, OUT_OF_SERVICE, volume_name
 from moorage.controllers.attachdetach.plan import AttachLimits
 from moorage.controllers.attachdetach.populate import Populator
 from moorage.controllers.attachdetach.run import AttachDetachController, InformerViews
@@ -28,8 +27,10 @@ from moorage.controllers.attachdetach.state import AttachState
 from moorage.kube.api.client import WatchEvent
 from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import AlreadyExists, NotFound, Unavailable
+from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.volumes import csi_volume_name
 
 EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 60
 DRIVER = "csi.example.com"
@@ -197,7 +198,7 @@ class Play(RuleBasedStateMachine):
 
     def add_node(self, node: str) -> None:
         ready = {"conditions": [{"type": "Ready", "status": "True"}], "volumesInUse": [], "volumesAttached": []}
-        meta = {"name": node, "annotations": {MANAGED: "true"}}
+        meta = {"name": node, "annotations": {MANAGED_ATTACH: "true"}}
         self.server.put(Node, {"metadata": meta, "spec": {}, "status": ready})
 
     # The controller
@@ -331,11 +332,11 @@ class Play(RuleBasedStateMachine):
         self.mounted[node] &= needed
         listed = {entry["name"] for entry in status["volumesAttached"]}
         for volume in needed:
-            name = volume_name(DRIVER, volume)
+            name = csi_volume_name(DRIVER, volume)
             if name in status["volumesInUse"] and name in listed and node in self.truth[volume]:
                 self.mounted[node].add(volume)
-        in_use = {volume_name(DRIVER, volume) for volume in self.mounted[node]}
-        in_use |= {volume_name(DRIVER, volume) for volume in needed} & listed
+        in_use = {csi_volume_name(DRIVER, volume) for volume in self.mounted[node]}
+        in_use |= {csi_volume_name(DRIVER, volume) for volume in needed} & listed
         if sorted(in_use) != status["volumesInUse"]:
             status["volumesInUse"] = sorted(in_use)
             self.server.put(Node, self.server.objects[Node][node])
@@ -417,7 +418,7 @@ class Play(RuleBasedStateMachine):
                 assert len(attached) == min(1, len(wanted))
         for node in NODES:
             listed = {entry["name"] for entry in self.server.objects[Node][node]["status"]["volumesAttached"]}
-            assert listed == {volume_name(DRIVER, v) for v in VOLUMES if node in self.truth[v]}
+            assert listed == {csi_volume_name(DRIVER, v) for v in VOLUMES if node in self.truth[v]}
         self.one_node_has_what_must_not_be_shared()
 
     def calm_round(self, seconds: float) -> None:

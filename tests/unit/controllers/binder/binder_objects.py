@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from moorage.controllers.binder.matching import FreeVolumes
-from moorage.controllers.vocabulary import default_class
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from moorage.kube.volumes import default_class
 
 RWO, ROX, RWX = "ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"
 

@@ -9,9 +9,9 @@ from binder_objects import claim, merged, storage_class, volume
 from moorage.controllers.binder.execute import BinderExecutor, NotNow
 from moorage.controllers.binder.plan import EmitEvent, SetClaimPhase, SetVolumePhase, TellMissing, TryLater, Unbind
 from moorage.controllers.binder.state import BinderState
-from moorage.controllers.vocabulary import BIND_COMPLETED, BOUND_BY_CONTROLLER, DEFAULT_CLASS
 from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import Conflict
+from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, DEFAULT_CLASS
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 
 MINE = {"claim": "claim", "claim_uid": "uid-of-claim"}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.controllers.binder.matching import FreeVolumes, WaitingClaims, mismatch
-from moorage.controllers.vocabulary import capacity_bytes, requested_bytes
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
+from moorage.kube.volumes import capacity_bytes, requested_bytes
 
 CASES = {
     "the smallest that fits": ([volume("a", "5Gi"), volume("b", "2Gi"), volume("c", "1Gi")], claim(size="2Gi"), "b"),

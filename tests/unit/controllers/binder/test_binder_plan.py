@@ -20,7 +20,7 @@ from moorage.controllers.binder.plan import (
     plan_claim,
     plan_volume,
 )
-from moorage.controllers.vocabulary import (
+from moorage.kube.names import (
     BIND_COMPLETED,
     BOUND_BY_CONTROLLER,
     DEFAULT_CLASS,

@@ -19,10 +19,11 @@ from moorage.controllers.binder.execute import BinderExecutor
 from moorage.controllers.binder.matching import is_free
 from moorage.controllers.binder.run import Binder
 from moorage.controllers.binder.state import BinderState
-from moorage.controllers.vocabulary import BIND_COMPLETED, PROVISIONED_BY, reference_key
 from moorage.kube.errors import Conflict, NotFound
+from moorage.kube.names import BIND_COMPLETED, PROVISIONED_BY
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document
+from moorage.kube.volumes import reference_key
 
 
 class Killed(BaseException):
@@ -48,6 +49,9 @@ class Copy:
 
     def at(self, name: str, value: str) -> list[Any]:
         return [obj for obj in self if value in self._indexes[name](obj)]
+
+    def by(self, keys: Callable[[Any], Iterable[str]], value: str) -> list[Any]:
+        return [obj for obj in self if value in keys(obj)]
 
     def subscribe(self, handler: Callable[[Any, Any], None]) -> None:
         self._handlers.append(handler)

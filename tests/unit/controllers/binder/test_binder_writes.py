@@ -5,7 +5,7 @@ import pytest
 from binder_objects import RWX, claim, volume
 
 from moorage.controllers.binder import writes
-from moorage.controllers.vocabulary import (
+from moorage.kube.names import (
     BETA_STORAGE_PROVISIONER,
     BIND_COMPLETED,
     BOUND_BY_CONTROLLER,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from moorage.controllers.expansion import SetResizer, TellWaiting, plan_expansion, wants_a_look
-from moorage.controllers.vocabulary import PRE_RESIZE_CAPACITY, PROVISIONED_BY, STORAGE_RESIZER
+from moorage.kube.names import PRE_RESIZE_CAPACITY, PROVISIONED_BY, STORAGE_RESIZER
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from moorage.controllers.protection.run import ClaimProtection
-from moorage.controllers.vocabulary import CLAIM_PROTECTION
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import Conflict
+from moorage.kube.names import CLAIM_PROTECTION
 from moorage.kube.objects import PersistentVolumeClaim
 
 META = {"name": "c", "namespace": "ns", "uid": "u", "finalizers": [CLAIM_PROTECTION]}
@@ -35,7 +35,7 @@ class Cache:
     def get(self, _key):
         return LEAVING
 
-    def at(self, _index, _key):
+    def by(self, _index, _key):
         return []
 
     def remember(self, _obj) -> None:

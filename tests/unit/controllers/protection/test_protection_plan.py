@@ -14,7 +14,7 @@ from moorage.controllers.protection.plan import (
     plan_claim,
     plan_guard,
 )
-from moorage.controllers.vocabulary import CLAIM_PROTECTION, VOLUME_PROTECTION
+from moorage.kube.names import CLAIM_PROTECTION, VOLUME_PROTECTION
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 
 GONE = "2026-01-01T00:00:00Z"

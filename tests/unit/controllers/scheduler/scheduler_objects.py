@@ -8,9 +8,10 @@ import msgspec
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement, plan
 from moorage.controllers.scheduler.state import SchedulerState
-from moorage.controllers.vocabulary import BIND_COMPLETED, claim_class, reference_key, volume_class
+from moorage.kube.names import BIND_COMPLETED
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
+from moorage.kube.volumes import claim_class, reference_key, volume_class
 
 GI = 2**30
 HOST = "kubernetes.io/hostname"

@@ -8,8 +8,8 @@ from scheduler_objects import GI, Cluster, made, pod
 
 from moorage.controllers.scheduler.execute import PlacementFailed, Reservation, SchedulerExecutor
 from moorage.controllers.scheduler.plan import Placement
-from moorage.controllers.vocabulary import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
 from moorage.kube.errors import Conflict
+from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
 
 POD = pod("p", "data")

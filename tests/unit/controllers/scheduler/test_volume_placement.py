@@ -5,7 +5,7 @@ import pytest
 from scheduler_objects import GI, HOST, Cluster, made, pod
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement
-from moorage.controllers.vocabulary import BIND_COMPLETED, SELECTED_NODE
+from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
 from moorage.kube.objects.core import PersistentVolumeClaim
 from moorage.kube.objects.storage import CSIDriver, CSINode, VolumeAttachment
 

@@ -5,18 +5,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.controllers.vocabulary import (
-    BETA_DEFAULT_CLASS,
-    BETA_STORAGE_CLASS,
-    DEFAULT_CLASS,
+from moorage.kube.names import BETA_DEFAULT_CLASS, BETA_STORAGE_CLASS, DEFAULT_CLASS
+from moorage.kube.objects import CSIDriver, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from moorage.kube.volumes import (
+    VolumeName,
+    attachment_name,
     claim_class,
+    csi_volume_name,
     default_class,
+    driver_and_handle,
     has_class,
     is_meant_for,
     is_owned_by,
+    requested_bytes,
+    requires_attach,
     volume_class,
 )
-from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
 
 
 def storage_class(name: str, made: str = "2026-01-01T00:00:00Z", **notes: str) -> StorageClass:
@@ -103,3 +107,31 @@ def test_a_volume_is_meant_for_a_claim_by_name_and_by_uid_where_it_has_one(
 ) -> None:
     volume = msgspec.convert({"spec": {"claimRef": reference}}, PersistentVolume)
     assert is_meant_for(volume, claim()) is is_meant
+
+
+def test_names_are_those_of_kubernetes():
+    name = csi_volume_name("csi.example.com", "s14-handle-claim")
+    assert name == "kubernetes.io/csi/csi.example.com^s14-handle-claim"
+    assert attachment_name("csi.example.com", "s14-handle-claim", "s14-node").startswith("csi-4e8ba285c616c6")
+    assert driver_and_handle(name) == ("csi.example.com", "s14-handle-claim")
+    assert driver_and_handle(csi_volume_name("csi.example.com", "a^b")) == ("csi.example.com", "a^b")
+
+
+@pytest.mark.parametrize("text", ["", "kubernetes.io/csi/", "kubernetes.io/aws-ebs/vol-1", "kubernetes.io/csi/driver^"])
+def test_names_of_other_plugins_are_not_ours(text):
+    assert driver_and_handle(VolumeName(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [(None, True), ({}, True), ({"attachRequired": True}, True), ({"attachRequired": False}, False)],
+)
+def test_a_driver_requires_attaching_unless_it_says_otherwise(spec, expected):
+    driver = None if spec is None else msgspec.convert({"metadata": {"name": "d"}, "spec": spec}, CSIDriver)
+    assert requires_attach(driver) is expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1Gi", 2**30), ("nonsense", 0), (None, 0)])
+def test_an_unreadable_request_counts_as_nothing(text, expected):
+    requests = {} if text is None else {"storage": text}
+    assert requested_bytes(claim({"resources": {"requests": requests}})) == expected
