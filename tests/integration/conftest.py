@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorage.host import filesystems, loop, mountinfo, mounts
-from moorage.storage.trees import remove_tree
+from moorage.host.safe_remove import remove_tree
 
 GIB = 1 << 30
 MakeFilesystem = Callable[[str, int], Path]

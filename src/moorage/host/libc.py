@@ -1,7 +1,7 @@
 """The system calls that Python's standard library does not offer.
 
-Owns: the ctypes declarations of mount, umount2, open_tree, mount_setattr, move_mount, openat2, statx, syncfs,
-sync_file_range and quotactl.
+Owns: the ctypes declarations of mount, umount2, open_tree, mount_setattr, move_mount, openat2, statx, getdents64,
+syncfs, sync_file_range and quotactl.
 May not touch: policy; every function is one system call and raises OSError as `os` does.
 """
 
@@ -17,6 +17,7 @@ AT_FDCWD = -100
 _AT_AS_IT_IS = 0x100 | 0x800 | 0x4000  # no link followed, nothing mounted by asking, no server asked
 _STATX = struct.Struct("=8xQ40xQ192x")  # of struct statx, the attributes and which of them are known
 _STATX_ATTR_MOUNT_ROOT = 0x2000
+_DIRENT, _DIRENTS_BYTES = struct.Struct("=8xqH"), 32 * 1024  # of struct dirent64; a type of one byte and a name follow
 NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH = 0x01, 0x02, 0x04, 0x08  # how openat2 resolves a path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,6 +32,8 @@ _libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_ui
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_libc.getdents64.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+_libc.getdents64.restype = ctypes.c_ssize_t
 _libc.quotactl.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
 
 
@@ -69,6 +72,22 @@ def open_tree(source: str, *, recursive: bool, at: int = AT_FDCWD) -> int:
 def openat2(base: int, path: str, flags: int, resolve: int) -> int:
     how = struct.pack("=QQQ", flags, 0, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, base, os.fsencode(path), how, len(how)), path)
+
+
+def getdents(fd: int) -> list[tuple[str, int]]:
+    """The next names in an open directory, each with the file position after it; empty at the end."""
+    buffer = ctypes.create_string_buffer(_DIRENTS_BYTES)
+    while True:
+        filled = _check(_libc.getdents64(fd, buffer, _DIRENTS_BYTES), f"fd {fd}")
+        raw, at, found = buffer.raw[:filled], 0, []
+        while at < filled:
+            position, length = _DIRENT.unpack_from(raw, at)
+            name = raw[at + _DIRENT.size + 1 : raw.index(b"\0", at + _DIRENT.size + 1)]
+            if name not in (b".", b".."):
+                found.append((os.fsdecode(name), position))
+            at += length
+        if found or not filled:
+            return found
 
 
 def mount_setattr(

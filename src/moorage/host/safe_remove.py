@@ -1,111 +1,159 @@
-"""Removing directories without ever reaching through a mount.
+"""Remove directories without following a link and without reaching through a mount.
 
-Owns: the only recursive removal of the agent, which the kernel itself keeps from crossing a mount point, and the
-removal of empty directories for everything that a driver may have mounted.
-May not touch: mounts.
+Owns: the only recursive removal of the product, which the kernel itself keeps from crossing a mount point, and the
+removal of empty directories for everything that a driver may have mounted. Immutable files and nested btrfs subvolumes
+are removed as well.
 Start reading at: `remove_tree`, `remove_empty`.
 """
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from moorage.errors import MoorageError
-from moorage.host import libc
-from moorage.host.dir_walk import DirWalk
+from moorage.host import subvolumes
+from moorage.host.dir_walk import DirWalk, MountInTheWay, hold
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
-class MountInTheWay(MoorageError):
-    """Something is mounted below a directory that was to be removed; nothing below the mount was touched."""
-
-    code = "FAILED_PRECONDITION"
-
-    def __init__(self, path: str | Path) -> None:
-        super().__init__(f"{path} is a mount point, so nothing at or below it is removed")
+_FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
+_STUCK_FLAGS = 0x10 | 0x20  # immutable, append-only
+_MOST_PASSES = 100  # through one directory that another process keeps filling
 
 
-def open_directory(parent: int, name: str, *, links: bool = False) -> int:
-    """Open a directory below another one; EXDEV when a mount (of any kind) lies between, ELOOP for a link."""
-    resolve = libc.NO_XDEV | libc.NO_MAGICLINKS | libc.BENEATH | (0 if links else libc.NO_SYMLINKS)
-    return libc.openat2(parent, name, _DIRECTORY, resolve)
+def remove_tree(path: str | Path) -> None:
+    """Remove a file or a directory with all that is in it. If nothing is there, that is fine.
 
-
-def _open_above(directory: int) -> int:
-    """Open the directory above another one; EXDEV when a mount lies between, or has been made over it."""
-    return libc.openat2(directory, "..", _DIRECTORY, libc.NO_XDEV | libc.NO_MAGICLINKS | libc.NO_SYMLINKS)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory that the agent filled, with all that is in it; MountInTheWay if anything is mounted there.
-
-    Every directory is opened by openat2 with RESOLVE_NO_XDEV: even a bind mount of the same filesystem, made between
-    two of our steps, is refused by the kernel.
+    Raises MountInTheWay if anything is mounted there. Every directory is opened by openat2 with RESOLVE_NO_XDEV: even a
+    bind mount of the same filesystem, made between two of our steps, is refused by the kernel.
     """
-    _remove(path, only_empty=False)
+    _remove(Path(path), only_empty=False)
 
 
 def remove_tree_in(parent: int, name: str, shown: Path) -> None:
-    """The same for whatever has this name in a directory that is open; errors call it `shown`."""
-    _remove_in(parent, name, shown, only_empty=False)
+    """Remove what has this name in an open directory, as `remove_tree` does; errors call it `shown`."""
+    _Removal(parent, shown, only_empty=False).run(name)
 
 
 def _remove(path: Path, *, only_empty: bool) -> None:
     try:
-        parent = os.open(path.parent, _DIRECTORY)
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        _remove_in(parent, path.name, path, only_empty)
+        _Removal(parent, path, only_empty).run(path.name)
     finally:
         os.close(parent)
 
 
-def _remove_in(parent: int, name: str, shown: Path, only_empty: bool) -> None:
-    levels = [[name]]  # what is to be removed of each, from the top down to where the walk is
-    with DirWalk(parent, open_directory, _open_above) as way:
+class _Removal:
+    """The removal of one entry of an open directory."""
+
+    def __init__(self, parent: int, shown: Path, only_empty: bool) -> None:
+        self._only_empty = only_empty
+        self._way = DirWalk(parent, named=str(shown.parent))
+
+    def run(self, name: str) -> None:
+        passes = [1]  # through each level that the walk is in
+        with self._way:
+            try:
+                if not self._goes_down(name):
+                    return
+                while self._way.depth:
+                    below = self._way.next_name()
+                    if below is not None:
+                        name = below
+                        if self._goes_down(name):
+                            passes.append(1)
+                        continue
+                    name, count = self._way.up(), passes.pop()
+                    # Another process may have put something into it meanwhile.
+                    if not self._is_gone(name, last=count == _MOST_PASSES) and self._goes_down(name):
+                        passes.append(count + 1)
+            except OSError as error:
+                if error.errno in (errno.EXDEV, errno.EBUSY):
+                    raise MountInTheWay(self._way.shown(name)) from error
+                if error.errno == errno.ENOTEMPTY:
+                    raise MoorageError(f"{self._way.shown(name)} is filled faster than it can be removed") from error
+                raise OSError(error.errno, error.strerror, self._way.shown(name)) from error
+
+    def _goes_down(self, name: str) -> bool:
+        """Go into a directory; remove anything else. If it is gone already, that is fine."""
         try:
-            while levels:
-                if levels[-1]:
-                    name = levels[-1].pop()
-                    names = _take(way, name, shown, only_empty)
-                    if names is not None:
-                        levels.append(names)
-                    continue
-                levels.pop()
-                if levels:
-                    name = way.up()
-                    with contextlib.suppress(FileNotFoundError):
-                        os.rmdir(name, dir_fd=way.fd)
+            status = os.stat(name, dir_fd=self._way.fd, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                return not self._is_destroyed(name, status) and self._enter(name)
+            if self._only_empty:
+                raise MoorageError(f"{self._way.shown(name)} is left in a directory that should be empty")
+            self._retried(os.unlink, name)
+        except FileNotFoundError:
+            pass
+        return False
+
+    def _enter(self, name: str) -> bool:
+        try:
+            self._way.down(name)
+        except NotADirectoryError:  # replaced since it was looked at: what is there now is removed with the next pass
+            return False
+        return True
+
+    def _is_gone(self, name: str, last: bool) -> bool:
+        """Remove an emptied directory. If it is not empty any more, return False, or raise after the last pass."""
+        try:
+            self._retried(os.rmdir, name)
+        except FileNotFoundError:
+            pass
         except OSError as error:
-            if error.errno in (errno.EXDEV, errno.EBUSY):
-                raise MountInTheWay(shown.parent / way.path / name) from error
-            raise
+            if last or error.errno != errno.ENOTEMPTY:
+                raise
+            return False
+        return True
+
+    def _retried(self, remove: Callable[..., None], name: str) -> None:
+        try:
+            remove(name, dir_fd=self._way.fd)
+        except PermissionError:
+            _clear_flags(self._way.fd)
+            with contextlib.suppress(OSError), hold(self._way.fd, name) as held:
+                _clear_flags_of(held)
+            remove(name, dir_fd=self._way.fd)
+
+    def _is_destroyed(self, name: str, status: os.stat_result) -> bool:
+        """Remove a nested btrfs subvolume at once; one that holds others is made writable and emptied instead."""
+        if self._only_empty or not subvolumes.is_subvolume_root(status, os.fstat(self._way.fd)):
+            return False
+        with contextlib.suppress(OSError), hold(self._way.fd, name):  # EXDEV: something is mounted on it
+            try:
+                subvolumes.destroy_in(self._way.fd, name)
+                return True
+            except OSError:
+                subvolumes.make_writable(self._way.fd, name)
+        return False
 
 
-def _take(way: DirWalk, name: str, shown: Path, only_empty: bool) -> list[str] | None:
-    """Unlink what is no directory; go into one that is, and say what is in it. What is gone already is fine."""
-    try:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=way.fd, follow_symlinks=False).st_mode):
-            if only_empty:
-                left = shown.parent / way.path / name
-                raise MoorageError(f"{left} is left in a directory that should be empty")
-            os.unlink(name, dir_fd=way.fd)
-            return None
-        way.down(name)
-    except FileNotFoundError:
-        return None
-    try:
-        return os.listdir(way.fd)
-    except FileNotFoundError:  # removed since it was opened
-        return []
+def _clear_flags_of(held: int) -> None:
+    """Clear the flags of what an O_PATH descriptor holds. Only files and directories have them, and opening others may
+    have an effect."""
+    if stat.S_ISREG(mode := os.fstat(held).st_mode) or stat.S_ISDIR(mode):
+        fd = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _clear_flags(fd)
+        finally:
+            os.close(fd)
+
+
+def _clear_flags(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        flags = struct.unpack("=l", fcntl.ioctl(fd, _FS_IOC_GETFLAGS, bytes(8))[:4])[0]
+        if flags & _STUCK_FLAGS:
+            fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("=q", flags & ~_STUCK_FLAGS))
 
 
 def remove_empty(path: Path) -> None:
-    """Remove a directory if it is there; NotEmpty is an error, a mount is an error, absence is fine."""
+    """Remove a directory if it is there. Raises if it is not empty or is a mount point."""
     try:
         path.rmdir()
     except FileNotFoundError:
@@ -129,6 +177,8 @@ def remove_empty_up_to(path: Path, stop: Path) -> None:
 
 
 def remove_empty_tree(path: Path) -> None:
-    """Remove a tree of directories that hold nothing; the first thing found in it is an error, and so is a mount: even
-    the empty directories behind it are somebody's data."""
+    """Remove a tree of directories that hold nothing.
+
+    Raises at the first file, and at a mount: even the empty directories behind it are data of its owner.
+    """
     _remove(path, only_empty=True)

@@ -17,6 +17,7 @@ from moorage.host.mountinfo import mount_containing
 
 _SUBVOL_CREATE = 0x5000940E
 _SNAP_DESTROY = 0x5000940F
+_SUBVOL_SETFLAGS = 0x4008941A
 _SNAP_CREATE_V2 = 0x50009417
 _QUOTA_CTL = 0xC0109428
 _QGROUP_LIMIT = 0x8030942B
@@ -38,10 +39,13 @@ def is_btrfs(path: str) -> bool:
 def is_subvolume(path: str) -> bool:
     """Whether a directory is the root of a btrfs subvolume."""
     found = os.lstat(path)
-    if found.st_ino != _FIRST_INODE or not stat.S_ISDIR(found.st_mode):
-        return False
     # Other filesystems have an inode 256 too; there a parent shares the device number.
-    return os.lstat(os.path.dirname(os.path.abspath(path))).st_dev != found.st_dev
+    return stat.S_ISDIR(found.st_mode) and is_subvolume_root(found, os.lstat(os.path.dirname(os.path.abspath(path))))
+
+
+def is_subvolume_root(found: os.stat_result, above: os.stat_result) -> bool:
+    """Whether a directory is the root of a subvolume (or of a mount), judged by its parent."""
+    return found.st_ino == _FIRST_INODE and found.st_dev != above.st_dev
 
 
 def create(path: str) -> None:
@@ -62,6 +66,20 @@ def snapshot(source: str, target: str) -> None:
 def destroy(path: str) -> None:
     """Remove a subvolume with all that is in it; its blocks are freed in the background."""
     _on_parent(path, _SNAP_DESTROY, _VOL_ARGS.pack(0, os.fsencode(os.path.basename(path))))
+
+
+def destroy_in(parent: int, name: str) -> None:
+    """Remove a subvolume in an open directory; ENOTEMPTY if it holds others."""
+    fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(_VOL_ARGS.pack(0, os.fsencode(name))), True)
+
+
+def make_writable(parent: int, name: str) -> None:
+    """Clear the read-only property of a subvolume in an open directory."""
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        fcntl.ioctl(fd, _SUBVOL_SETFLAGS, struct.pack("=Q", 0))
+    finally:
+        os.close(fd)
 
 
 def enable_quota(path: str) -> None:

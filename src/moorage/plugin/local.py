@@ -17,6 +17,7 @@ from moorage.host.commands import run
 from moorage.host.errors import CannotGrow
 from moorage.host.extents import clone_file
 from moorage.host.probe import probe_known
+from moorage.host.safe_remove import remove_tree
 from moorage.plugin.access import Access, AccessMode
 from moorage.plugin.node import publishing, staging
 from moorage.plugin.node.expansion import expand_on_node
@@ -26,7 +27,6 @@ from moorage.plugin.node.targets import Target
 from moorage.storage import HealthEntry, HealthStatus, Pool, PoolScope, Volume, VolumeKind
 from moorage.storage.errors import AttachedElsewhere
 from moorage.storage.health import node_signs
-from moorage.storage.trees import remove_tree
 
 _CHECK_TIMEOUT_S = 3600.0
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from moorage.host.errors import HostError, host_error
+from moorage.host.safe_remove import remove_tree
 from moorage.storage.errors import (
     Busy,
     DamagedRecord,
@@ -31,7 +32,6 @@ from moorage.storage.errors import (
 )
 from moorage.storage.failpoints import reached
 from moorage.storage.records import PoolRecord, decoded, encoded
-from moorage.storage.trees import remove_tree
 
 FORMAT = 1
 Migration = Callable[["PoolLayout"], None]

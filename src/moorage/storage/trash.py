@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 
+from moorage.host.safe_remove import remove_tree
 from moorage.log import get_logger
 from moorage.storage import snapshots, tunables, volumes
 from moorage.storage.context import PoolContext
@@ -22,7 +23,6 @@ from moorage.storage.failpoints import reached
 from moorage.storage.layout import read_record
 from moorage.storage.model import Trashed
 from moorage.storage.records import GroupRecord, SnapshotRecord, VolumeRecord, decoded
-from moorage.storage.trees import remove_tree
 
 log = get_logger(__name__)
 

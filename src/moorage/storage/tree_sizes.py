@@ -1,7 +1,6 @@
 """What directory volumes take on disk, without walking them over and over.
 
 Owns: the last known size of each tree, and the bound on the time that one walk may take.
-May not touch: the trees; it only looks.
 Start reading at: `TreeSizes.bytes_of`.
 """
 
@@ -9,6 +8,8 @@ import contextlib
 import os
 import threading
 import time
+
+from moorage.host.dir_walk import opened, tree_bytes
 
 _FRESH_S = 600.0
 _WALK_S = 1.0
@@ -49,20 +50,10 @@ class TreeSizes:
 
 
 def _walked(path: str, deadline: float) -> int:
-    seen: set[int] = set()
     total = 0
-    pending = [path]
-    while pending and time.monotonic() < deadline:
-        directory = pending.pop()
-        with contextlib.suppress(OSError), os.scandir(directory) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    found = entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    elif found.st_nlink > 1:
-                        if found.st_ino in seen:
-                            continue
-                        seen.add(found.st_ino)
-                    total += found.st_blocks * 512
+    with contextlib.suppress(OSError), opened(path) as top:
+        for size in tree_bytes(top):
+            total += size
+            if time.monotonic() > deadline:
+                break
     return total

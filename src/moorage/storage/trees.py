@@ -1,30 +1,23 @@
-"""Directory trees: copying them faithfully, removing them completely.
+"""Copy directory trees faithfully, whatever is in them and whoever changes them meanwhile.
 
-Owns: copies that keep hard links, extended attributes (ACLs are among them), holes, devices,
-sockets, owners and times; removal that copes with btrfs subvolumes and immutable files.
-May not touch: pools; it is given two paths.
-Start reading at: `copy_tree`, `remove_tree`.
+Owns: copies that keep hard links, extended attributes (ACLs are among them), holes, devices, sockets, owners and times.
+Both trees are walked by descriptors; see `host.dir_walk`.
+Start reading at: `copy_tree`.
 """
 
 import contextlib
 import errno
-import fcntl
 import os
-import shutil
+import secrets
 import socket
 import stat
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from moorage.host import subvolumes
+from moorage.host import dir_walk
+from moorage.host.dir_walk import DirWalk, Moment, held_path, hold, opened, walk
 from moorage.host.extents import CopyProgress, clone_file, copy_sparse
-from moorage.log import get_logger
-
-log = get_logger(__name__)
-
-_FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
-_STUCK_FLAGS = 0x10 | 0x20  # immutable, append-only
+from moorage.host.safe_remove import remove_tree_in
 
 
 @dataclass(slots=True)
@@ -40,172 +33,154 @@ class TreeCopy:
 def copy_tree(source: str, target: str, progress: CopyProgress | None = None) -> TreeCopy:
     """Copy what is below `source` into the existing directory `target`, and its own attributes.
 
-    Every file is fsynced by one syncfs at the end, which the caller does.
+    Nothing is fsynced: the caller does one syncfs. Raises MountInTheWay if something is mounted in the source.
     """
-    result = TreeCopy()
-    links: dict[tuple[int, int], str] = {}
     total = 0 if progress is None else tree_bytes(source)
-    _copy_directory(source, target, links, result, progress, total)
-    return result
+    with opened(source) as old, opened(target) as new:
+        links = f".moorage-links-{secrets.token_hex(8)}"
+        os.mkdir(links, 0o700, dir_fd=new)
+        try:
+            with opened(f"{target}/{links}") as index:
+                done = _Copying(source, old, new, index, progress, total).run()
+        finally:
+            remove_tree_in(new, links, Path(target, links))
+        _copy_attributes(old, held_path(new), os.fstat(old))
+    return done
 
 
 def tree_bytes(path: str) -> int:
     """What a tree takes on disk; a file with several names counts once."""
-    seen: set[int] = set()
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                found = os.lstat(os.path.join(directory, name))
-                if found.st_nlink == 1 or found.st_ino not in seen:
-                    total += found.st_blocks * 512
-                    if found.st_nlink > 1:
-                        seen.add(found.st_ino)
-    return total
+    with opened(path) as top:
+        return sum(dir_walk.tree_bytes(top))
 
 
-def remove_tree(path: str) -> None:
-    """Remove a file or tree whatever it holds; what is gone already is fine."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(found.st_mode):
-        _unlink(path)
-        return
-    if subvolumes.is_subvolume(path) and _destroy(path):
-        return
-    shutil.rmtree(path, onerror=_retry)
+class _Copying:
+    """One tree on its way into another.
 
+    The first copy of a file with several names gets one more name in `index`, so that the others become links to it: a
+    table in memory could be made as large as the attacker likes, and a path could be longer than any call takes.
+    """
 
-def _copy_directory(
-    source: str,
-    target: str,
-    links: dict[tuple[int, int], str],
-    result: TreeCopy,
-    progress: CopyProgress | None,
-    total: int,
-) -> None:
-    with os.scandir(source) as entries:
-        names = [entry.name for entry in entries]
-    for name in names:
-        old, new = os.path.join(source, name), os.path.join(target, name)
+    def __init__(self, source: str, old: int, new: int, index: int, progress: CopyProgress | None, total: int) -> None:
+        self._old = DirWalk(old, named=source)
+        self._new = DirWalk(new)
+        self._index = index
+        self._progress = progress
+        self._total = total
+        self._done = TreeCopy()
+
+    def run(self) -> TreeCopy:
+        with self._old, self._new:
+            for moment, name in walk(self._old):
+                if moment is Moment.ENTERED:
+                    os.mkdir(name, 0o700, dir_fd=self._new.fd)
+                    self._new.down(name)
+                elif moment is Moment.LEAVING:
+                    _copy_attributes(self._old.fd, held_path(self._new.fd), os.fstat(self._old.fd))
+                    self._new.up()
+                else:
+                    self._entry(name)
+        return self._done
+
+    def _entry(self, name: str) -> None:
         try:
-            found = os.lstat(old)
-        except FileNotFoundError:  # it went while we looked; a live copy takes what is there
-            continue
-        key = (found.st_dev, found.st_ino)
-        if stat.S_ISDIR(found.st_mode):
-            os.mkdir(new, 0o700)
-            _copy_directory(old, new, links, result, progress, total)
-        elif found.st_nlink > 1 and key in links:
-            os.link(links[key], new, follow_symlinks=False)
-        else:
-            _copy_one(old, new, found, result, progress, total)
-            _copy_attributes(old, new, found)
-            if found.st_nlink > 1:
-                links[key] = new
-    _copy_attributes(source, target, os.lstat(source))
+            with hold(self._old.fd, name) as held:
+                self._copy(held, name, os.fstat(held))
+        except FileNotFoundError:  # removed since it was listed: a live copy takes what is there
+            if not self._is_gone(name):
+                raise
+        except OSError as error:
+            if error.errno == errno.EXDEV and error.filename == name:
+                raise dir_walk.MountInTheWay(self._old.shown(name), "read") from error
+            raise
 
-
-def _copy_one(
-    old: str, new: str, found: os.stat_result, result: TreeCopy, progress: CopyProgress | None, total: int
-) -> None:
-    mode = found.st_mode
-    if stat.S_ISREG(mode):
-        _copy_file(old, new, result)
-        result.done_bytes += found.st_blocks * 512
-        if progress is not None:
-            progress(result.done_bytes, max(total, result.done_bytes))
-    elif stat.S_ISLNK(mode):
-        os.symlink(os.readlink(old), new)
-    elif stat.S_ISSOCK(mode):
-        make_socket(new)
-    else:  # fifo, character or block device
-        os.mknod(new, mode, found.st_rdev)
-
-
-def _copy_file(old: str, new: str, result: TreeCopy) -> None:
-    source = os.open(old, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        target = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def _is_gone(self, name: str) -> bool:
         try:
-            result.files += 1
-            if os.fstat(source).st_size == 0 or clone_file(source, target):
-                result.cloned += 1
-            else:
-                copy_sparse(source, target)
-                result.copied += 1
+            os.stat(name, dir_fd=self._old.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return False
+
+    def _copy(self, held: int, name: str, found: os.stat_result) -> None:
+        if stat.S_ISDIR(found.st_mode):  # it took the place of a file just now; the next copy sees it
+            return
+        key = f"{found.st_dev:x}-{found.st_ino:x}"
+        if found.st_nlink > 1 and self._is_linked(key, name):
+            return
+        self._make(held, name, found)
+        _copy_attributes(held, f"{held_path(self._new.fd)}/{name}", found)
+        if found.st_nlink > 1:
+            with contextlib.suppress(FileExistsError):
+                os.link(name, key, src_dir_fd=self._new.fd, dst_dir_fd=self._index, follow_symlinks=False)
+
+    def _is_linked(self, key: str, name: str) -> bool:
+        try:
+            os.link(key, name, src_dir_fd=self._index, dst_dir_fd=self._new.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EMLINK:  # the name in the index was one too many: the rest is a second file
+                raise
+            os.unlink(key, dir_fd=self._index)
+            return False
+        return True
+
+    def _make(self, held: int, name: str, found: os.stat_result) -> None:
+        mode, target = found.st_mode, self._new.fd
+        if stat.S_ISREG(mode):
+            self._copy_file(held, name)
+            self._done.done_bytes += found.st_blocks * 512
+            if self._progress is not None:
+                self._progress(self._done.done_bytes, max(self._total, self._done.done_bytes))
+        elif stat.S_ISLNK(mode):
+            os.symlink(os.readlink("", dir_fd=held), name, dir_fd=target)
+        elif stat.S_ISSOCK(mode):
+            make_socket(target, name)
+        else:  # fifo, character or block device
+            os.mknod(name, mode, found.st_rdev, dir_fd=target)
+
+    def _copy_file(self, held: int, name: str) -> None:
+        source = os.open(held_path(held), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._new.fd)
+            try:
+                self._done.files += 1
+                if os.fstat(source).st_size == 0 or clone_file(source, target):
+                    self._done.cloned += 1
+                else:
+                    copy_sparse(source, target)
+                    self._done.copied += 1
+            finally:
+                os.close(target)
         finally:
-            os.close(target)
-    finally:
-        os.close(source)
+            os.close(source)
 
 
-def _copy_attributes(old: str, new: str, found: os.stat_result) -> None:
-    """Owner first (it clears set-id bits), then the mode, attributes, and times last."""
-    os.chown(new, found.st_uid, found.st_gid, follow_symlinks=False)
+def _copy_attributes(held: int, new: str, found: os.stat_result) -> None:
+    """Owner first (it clears set-id bits), then the mode, attributes, and times last.
+
+    `new` is below /proc/self/fd: either a descriptor itself, or one name in an open directory of the copy.
+    """
+    is_itself = os.path.basename(os.path.dirname(new)) == "fd"
+    old = held_path(held)
+    os.chown(new, found.st_uid, found.st_gid, follow_symlinks=is_itself)
     if not stat.S_ISLNK(found.st_mode):
         os.chmod(new, stat.S_IMODE(found.st_mode))
-    for name in os.listxattr(old, follow_symlinks=False):
+    for name in os.listxattr(old):
         try:
-            os.setxattr(new, name, os.getxattr(old, name, follow_symlinks=False), follow_symlinks=False)
+            os.setxattr(new, name, os.getxattr(old, name), follow_symlinks=is_itself)
         except OSError as failed:
+            if failed.errno == errno.ENODATA:  # removed since it was listed
+                continue
             # The security module of the target decides about its own labels.
             if not (name.startswith("security.") and failed.errno in (errno.EPERM, errno.EOPNOTSUPP)):
                 raise
-    os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
+    os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=is_itself)
 
 
-def make_socket(path: str) -> None:
-    """A socket's file; bound through its directory, as the path may be longer than addresses go."""
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            short = f"/proc/self/fd/{directory}/.moorage-socket"
-            made.bind(short)
-        os.rename(short, path)
-    finally:
-        os.close(directory)
-
-
-def _destroy(path: str) -> bool:
-    """Remove a btrfs subvolume at once; False where it holds others or the call is refused."""
-    try:
-        subvolumes.destroy(path)
-    except OSError as failed:
-        log.debug("subvolume is removed file by file", path=path, error=str(failed))
-        return False
-    return True
-
-
-def _retry(call: Callable[..., object], path: str, error: object) -> None:
-    """What rmtree could not remove: nested subvolumes, immutable files, or things already gone."""
-    failed = error[1] if isinstance(error, tuple) else error
-    if isinstance(failed, FileNotFoundError):
-        return
-    if isinstance(failed, OSError) and failed.errno in (errno.EPERM, errno.EACCES):
-        for stuck in (path, os.path.dirname(path)):
-            _clear_flags(stuck)
-        if os.path.isdir(path) and not os.path.islink(path):
-            remove_tree(path)
-        else:
-            _unlink(path)
-        return
-    if isinstance(failed, BaseException):
-        raise failed
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _clear_flags(path: str) -> None:
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            flags = struct.unpack("=l", fcntl.ioctl(fd, _FS_IOC_GETFLAGS, bytes(8)))[0]
-            fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("=l", flags & ~_STUCK_FLAGS))
-        finally:
-            os.close(fd)
+def make_socket(directory: int, name: str) -> None:
+    """Make a socket's file in an open directory, whose path may be longer than a socket address."""
+    short = f".moorage-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"{held_path(directory)}/{short}")
+    os.rename(short, name, src_dir_fd=directory, dst_dir_fd=directory)

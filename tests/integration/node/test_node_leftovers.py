@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from moorage.errors import MoorageError
-from moorage.host import loop, mountinfo, mounts, safe_remove
-from moorage.host.safe_remove import MountInTheWay, remove_empty_tree, remove_tree
+from moorage.host import libc, loop, mountinfo, mounts
+from moorage.host.dir_walk import MountInTheWay
+from moorage.host.safe_remove import remove_empty_tree, remove_tree
 from moorage.kube.objects.core import Pod
 from moorage.node.layout import NodeLayout
 from moorage.node.pods import manager as pods
@@ -213,7 +214,7 @@ def test_no_way_back_from_the_depths_leads_into_a_mount_made_meanwhile(tmp_path,
     top = tmp_path / "top"
     top.joinpath(*["d"] * 150).mkdir(parents=True)
     place = top.joinpath(*["d"] * level)
-    list_directory, looks = os.listdir, []
+    list_directory, looks = libc.getdents, []
 
     def mounting(fd):
         looks.append(fd)
@@ -222,7 +223,7 @@ def test_no_way_back_from_the_depths_leads_into_a_mount_made_meanwhile(tmp_path,
         return list_directory(fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(safe_remove.os, "listdir", mounting)
+        patch.setattr(libc, "getdents", mounting)
         with pytest.raises(MountInTheWay):
             remove_tree(top)
     assert (place / "d").is_dir()  # nothing in it was touched any more

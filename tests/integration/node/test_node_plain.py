@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from moorage.host import hung_paths, mountinfo, mounts
+from moorage.host.dir_walk import MountInTheWay
 from moorage.host.errors import HostError
-from moorage.host.safe_remove import MountInTheWay
 from moorage.kube.objects.core import ConfigMap, Pod, Secret
 from moorage.node.layout import NodeLayout, PodUid, pod_volume_name
 from moorage.node.volumes.mounters import builtin

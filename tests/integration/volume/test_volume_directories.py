@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from moorage.host.dir_walk import opened
 from moorage.host.extents import data_ranges
 from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig, VolumeKind
 from moorage.storage.errors import InvalidValue
@@ -53,7 +54,8 @@ def filled(pool, name="d"):
     os.mkfifo(root / "fifo", 0o640)
     os.mknod(root / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     os.mknod(root / "disk", stat.S_IFBLK | 0o660, os.makedev(7, 99))
-    make_socket(str(root / "socket"))
+    with opened(root) as top:
+        make_socket(top, "socket")
     os.mkdir(root / ("long" * 40))
     (root / ("long" * 40) / ("name" * 50)).write_text("long")
     (root / "žluťoučký").write_text("unicode")

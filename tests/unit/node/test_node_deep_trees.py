@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from moorage.errors import MoorageError
-from moorage.host import safe_remove
+from moorage.host import libc, safe_remove
 from moorage.host.safe_remove import remove_empty_tree, remove_tree
 from moorage.node.volumes.mounters import ownership
 
@@ -95,7 +95,7 @@ def test_a_tree_of_any_depth_goes_to_the_group_and_in_the_end_away(deep, tmp_pat
 @pytest.mark.parametrize(
     ("module", "function", "walk"),
     [
-        (safe_remove.os, "listdir", remove_tree),
+        (libc, "getdents", remove_tree),
         (ownership.os, "scandir", lambda top: ownership.apply_group(top, os.getgid())),
     ],
     ids=["removed", "given to the group"],

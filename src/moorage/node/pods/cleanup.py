@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from moorage.host import mountinfo
-from moorage.host.safe_remove import MountInTheWay, remove_empty, remove_empty_tree, remove_tree
+from moorage.host.dir_walk import MountInTheWay
+from moorage.host.safe_remove import remove_empty, remove_empty_tree, remove_tree
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.runtime.process_runtime import RunningContainer, read_spec
 from moorage.node.volumes import leftovers

@@ -2,7 +2,6 @@
 
 Owns: the archive (PAX, with GNU's sparse files and `SCHILY.xattr.` attributes, so that GNU tar reads it) and what may
 come out of one.
-May not touch: pools and volumes; it is given a directory, or bytes and an empty directory.
 Start reading at: `archived`, `unpack`.
 
 The same tree gives the same bytes: names are sorted, and times of access, which reading would change, are left out.
@@ -16,6 +15,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 
+from moorage.host.dir_walk import DirWalk, Moment, MountInTheWay, held_path, hold, opened, walk
 from moorage.host.extents import data_ranges
 from moorage.storage.errors import StorageError
 from moorage.storage.transfer.stream import FramedBytes, StreamDamaged
@@ -25,6 +25,7 @@ _READ_BYTES = 1 << 20
 _XATTR = "SCHILY.xattr."
 _TYPE = "MOORAGE.type"
 _SPARSE = "GNU.sparse."
+_LONGEST_PATH = 4095
 _END = bytes(2 * tarfile.BLOCKSIZE)
 
 
@@ -34,37 +35,66 @@ class TreeChanged(StorageError):
     code = "ABORTED"
 
 
+class TreeTooDeep(StorageError):
+    """A path in the tree is longer than a system call takes."""
+
+    code = "FAILED_PRECONDITION"
+    retryable = False
+
+
 def tree_state(root: str) -> tuple[int, int]:
     """How many names there are, and the time of the last change of any: differs when anything was changed."""
-    count, latest = 0, os.lstat(root).st_ctime_ns
-    for directory, folders, names in os.walk(root):
-        for name in (*folders, *names):
+    with opened(root) as top, DirWalk(top, named=root) as way:
+        count, latest = 0, os.fstat(top).st_ctime_ns
+        for moment, name in walk(way):
+            if moment is Moment.LEAVING:
+                continue
             count += 1
-            latest = max(latest, os.lstat(os.path.join(directory, name)).st_ctime_ns)
-    return count, latest
+            is_entry = moment is Moment.ENTRY
+            found = os.stat(name, dir_fd=way.fd, follow_symlinks=False) if is_entry else os.fstat(way.fd)
+            latest = max(latest, found.st_ctime_ns)
+        return count, latest
 
 
 # --- out -----------------------------------------------------------------------------------
 
 
 def archived(root: str) -> Iterator[bytes]:
-    """The archive of everything below a directory, and of its own attributes, in pieces of at most 1 MiB."""
+    """The archive of everything below a directory, and of its own attributes, in pieces of at most 1 MiB.
+
+    Raises TreeTooDeep for a path that no system call would take, as no archive of it could be unpacked.
+    """
     links: dict[tuple[int, int], str] = {}
-    yield from _entry(root, ".", links)
-    yield from _below(root, "", links)
+    with opened(root) as top, DirWalk(top, in_order=True, named=root) as way:
+        yield from _entry(top, ".", links)
+        for moment, name in walk(way):
+            if moment is Moment.LEAVING:
+                continue
+            path = way.path if moment is Moment.ENTERED else f"{way.path}/{name}".lstrip("/")
+            if len(os.fsencode(path)) > _LONGEST_PATH:
+                raise TreeTooDeep(f"{way.shown(name)} has a path of more than {_LONGEST_PATH} bytes")
+            if moment is Moment.ENTERED:
+                yield from _entry(way.fd, path, links)
+            else:
+                yield from _held_entry(way, name, path, links)
     yield _END
 
 
-def _below(root: str, prefix: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
-    for name in sorted(os.listdir(os.path.join(root, prefix))):
-        path = f"{prefix}{name}"
-        yield from _entry(os.path.join(root, path), path, links)
-        if stat.S_ISDIR(os.lstat(os.path.join(root, path)).st_mode):
-            yield from _below(root, f"{path}/", links)
+def _held_entry(way: DirWalk, name: str, path: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
+    try:
+        with hold(way.fd, name) as held:
+            yield from _entry(held, path, links)
+    except OSError as failed:
+        if failed.errno == errno.EXDEV:
+            raise MountInTheWay(way.shown(name), "read") from failed
+        if failed.errno == errno.ENOENT:
+            raise TreeChanged(f"{way.shown(name)} was removed while the tree was read") from failed
+        raise
 
 
-def _entry(path: str, name: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
-    found = os.lstat(path)
+def _entry(held: int, name: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
+    """Archive what a descriptor holds."""
+    found = os.fstat(held)
     info = tarfile.TarInfo(name)
     info.mode, info.uid, info.gid = stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
     info.pax_headers = {"mtime": _time(found.st_mtime_ns)}
@@ -75,20 +105,20 @@ def _entry(path: str, name: str, links: dict[tuple[int, int], str]) -> Iterator[
             yield _head(info)
             return
         links[key] = name
-    info.pax_headers = {**info.pax_headers, **_attributes(path)}
+    info.pax_headers = {**info.pax_headers, **_attributes(held_path(held))}
     if stat.S_ISREG(found.st_mode):
-        yield from _file(path, info, found)
+        yield from _file(held, info, found)
         return
-    _describe(info, path, found)
+    _describe(info, held, found)
     yield _head(info)
 
 
-def _describe(info: tarfile.TarInfo, path: str, found: os.stat_result) -> None:
+def _describe(info: tarfile.TarInfo, held: int, found: os.stat_result) -> None:
     mode = found.st_mode
     if stat.S_ISDIR(mode):
         info.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink("", dir_fd=held)
     elif stat.S_ISSOCK(mode):
         info.pax_headers = {**info.pax_headers, _TYPE: "socket"}
     elif stat.S_ISFIFO(mode):
@@ -98,8 +128,8 @@ def _describe(info: tarfile.TarInfo, path: str, found: os.stat_result) -> None:
         info.devmajor, info.devminor = os.major(found.st_rdev), os.minor(found.st_rdev)
 
 
-def _file(path: str, info: tarfile.TarInfo, found: os.stat_result) -> Iterator[bytes]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _file(held: int, info: tarfile.TarInfo, found: os.stat_result) -> Iterator[bytes]:
+    fd = os.open(held_path(held), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         pieces = [(piece.offset, piece.length) for piece in data_ranges(fd)]
         table = b""
@@ -110,11 +140,11 @@ def _file(path: str, info: tarfile.TarInfo, found: os.stat_result) -> Iterator[b
         if table:
             yield table
         for offset, length in pieces:
-            yield from _content(fd, offset, length, path)
+            yield from _content(fd, offset, length, info.name)
         yield bytes(-info.size % tarfile.BLOCKSIZE)
         now = os.fstat(fd)
         if (now.st_size, now.st_ctime_ns) != (found.st_size, found.st_ctime_ns):
-            raise TreeChanged(f"{path} was changed while it was read")
+            raise TreeChanged(f"{info.name} was changed while it was read")
     finally:
         os.close(fd)
 
@@ -133,19 +163,19 @@ def _sparse(info: tarfile.TarInfo, pieces: list[tuple[int, int]], size: int) -> 
     return table + bytes(-len(table) % tarfile.BLOCKSIZE)
 
 
-def _content(fd: int, offset: int, length: int, path: str) -> Iterator[bytes]:
+def _content(fd: int, offset: int, length: int, name: str) -> Iterator[bytes]:
     while length:
         block = os.pread(fd, min(length, _READ_BYTES), offset)
         if not block:
-            raise TreeChanged(f"{path} became shorter while it was read")
+            raise TreeChanged(f"{name} became shorter while it was read")
         yield block
         offset, length = offset + len(block), length - len(block)
 
 
 def _attributes(path: str) -> dict[str, str]:
     found = {}
-    for name in sorted(os.listxattr(path, follow_symlinks=False)):
-        value = os.getxattr(path, name, follow_symlinks=False)
+    for name in sorted(os.listxattr(path)):
+        value = os.getxattr(path, name)
         key = name.replace("%", "%25").replace("=", "%3D")  # the sign ends a keyword
         found[_XATTR + key] = value.decode("utf-8", "surrogateescape")
     return found
@@ -208,7 +238,8 @@ class _Unpacking:
         if (
             last in ("", ".", "..")
             or (parent or ".") not in self._folders
-            or name in self._others | self._folders.keys()
+            or name in self._others
+            or name in self._folders
         ):
             raise StreamDamaged(f"the archive in the stream has a member in the wrong place: {name!r}")
         if info.isdir():
@@ -224,12 +255,10 @@ class _Unpacking:
             _set_attributes(path, info)
         self._others.add(name)
 
-    def _is_made(self, name: str) -> bool:
-        return name in self._others or name in self._folders
-
     def _make(self, path: str, info: tarfile.TarInfo) -> None:
         if info.pax_headers.get(_TYPE) == "socket":
-            make_socket(path)
+            with opened(os.path.dirname(path)) as parent:
+                make_socket(parent, os.path.basename(path))
         elif info.isreg():
             self._write(path, info)
         elif info.issym():

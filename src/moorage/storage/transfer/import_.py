@@ -22,6 +22,7 @@ import msgspec
 from moorage.errors import MoorageError
 from moorage.host import holes
 from moorage.host.extents import CopyProgress, clone_file, copy_sparse
+from moorage.host.safe_remove import remove_tree
 from moorage.log import get_logger
 from moorage.storage import attachments, directories
 from moorage.storage.errors import Busy, DamagedRecord, NameTaken, OutOfSpace, StorageError, VolumeInUse
@@ -35,7 +36,6 @@ from moorage.storage.sizes import rounded_up
 from moorage.storage.transfer.archive import unpack
 from moorage.storage.transfer.export import identity_of
 from moorage.storage.transfer.stream import DATA, Frame, FramedBytes, Header, Position, StreamReader
-from moorage.storage.trees import remove_tree
 from moorage.storage.usage import observe
 from moorage.storage.volumes import DATA as DATA_FILE
 from moorage.storage.volumes import RECORD

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from moorage.errors import MoorageError
 from moorage.host import loop, mounts
+from moorage.host.safe_remove import remove_tree
 from moorage.kube.api.client import Client
 from moorage.kube.objects import PersistentVolume, VolumeAttachment
 from moorage.log import get_logger
@@ -20,7 +21,6 @@ from moorage.storage.guests import discard_snapshot
 from moorage.storage.layout import is_abandoned
 from moorage.storage.transfer.import_ import discard_unfinished
 from moorage.storage.trash import Trash
-from moorage.storage.trees import remove_tree
 from moorage.upkeep.gc.observe import look_at_cluster, mounts_of_all_namespaces, shows
 from moorage.upkeep.gc.plan import Inventory, Orphan
 

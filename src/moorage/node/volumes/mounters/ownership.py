@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from moorage.host.dir_walk import DirWalk
+from moorage.host.dir_walk import DirWalk, hold
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -21,10 +21,8 @@ log = get_logger(__name__)
 OwnershipProgress = Callable[[int], None]
 
 _READ_WRITE, _READ_ONLY, _DIRECTORY = 0o660, 0o440, 0o110
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-# What says that we may not: a read-only filesystem, an export that takes root for nobody, an immutable file.
-_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.EOPNOTSUPP, errno.EINVAL})
+# A read-only filesystem, an export that maps root to another user, an immutable file, or another mount in the volume.
+_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV})
 FIRST_REPORT_S, NEXT_REPORT_S = 30.0, 60.0
 
 
@@ -77,7 +75,7 @@ class _Walk:
         self.refused, self.first_refusal = 0, ""
 
     def tree(self, top: int) -> None:
-        with DirWalk(top, _open_below, _open_above) as way:
+        with DirWalk(top) as way:
             levels = [self._files(top)]  # the directories to go into of each, from the top down to where the walk is
             while True:
                 if levels[-1]:
@@ -120,11 +118,8 @@ class _Walk:
             self._counted()  # as most are: one look is all that they cost
             return
         # The name may lead to something else by now: what is looked at again, and changed, is what we hold.
-        fd = os.open(name, _HOLD, dir_fd=directory)
-        try:
+        with hold(directory, name) as fd:
             self._change(fd, self._bits)
-        finally:
-            os.close(fd)
 
     def _is_right(self, status: os.stat_result, bits: int) -> bool:
         return status.st_gid == self._gid and (status.st_mode & bits == bits or stat.S_ISLNK(status.st_mode))
@@ -166,11 +161,3 @@ class _Walk:
         if self._progress is not None and time.monotonic() >= self._report_at:
             self._progress(self.count)
             self._report_at = time.monotonic() + NEXT_REPORT_S
-
-
-def _open_below(directory: int, name: str) -> int:
-    return os.open(name, _OPEN, dir_fd=directory)
-
-
-def _open_above(directory: int) -> int:
-    return os.open("..", _OPEN, dir_fd=directory)
