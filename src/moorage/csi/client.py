@@ -1,8 +1,7 @@
 """A typed CSI client: every method of every service, with deadlines, reconnect and clear errors.
 
-Owns: the channel to one driver's socket. A driver may hang, crash and come back: every call has
-a deadline, a lost connection is made again by itself, and its owner can be told about the loss.
-May not touch: the meaning of calls; it never retries a call on its own.
+Owns: the gRPC channel to one driver's socket. A driver may hang, crash and come back: every call has a deadline, and
+gRPC connects again when the socket returns. The client never retries a call.
 Start reading at: `CsiClient`.
 """
 
@@ -11,25 +10,47 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from moorage.csi.channel import CallFailed, Channel
-from moorage.csi.endpoint import socket_path_from
+from moorage.csi.endpoint import grpc_target, socket_path_from
 from moorage.csi.errors import CsiError
 from moorage.csi.generated import csi_pb2 as pb
 from moorage.csi.generated import registration_pb2
 from moorage.csi.generated.csi_calls import CsiCalls
+from moorage.csi.runtime import keep_running
 
 _Response = TypeVar("_Response", bound=Message)
 
-_BETWEEN_TRIES_S = 0.05
+LARGEST_ANSWER_BYTES = 64 * 1024 * 1024
+_BETWEEN_PROBES_S = 0.05
+_IDENTITY_ONLY = 1  # of the bits of compression algorithms
+
+_OPTIONS = [
+    # By default gRPC sends the socket's path, percent-encoded, which some servers refuse.
+    ("grpc.default_authority", "localhost"),
+    # A driver that restarts must be reached within a second. gRPC's own back-off grows to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 400),
+    # Despite its name, this bounds one attempt to connect. A busy driver may take long to send its first frame; a
+    # missing one refuses at once.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+    ("grpc.enable_retries", 0),
+    # Clients of the same socket share no connection, because each of them reports the loss of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # `on_connection_lost` cannot tell an idle connection from a lost one
+    ("grpc.max_receive_message_length", LARGEST_ANSWER_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+]
 
 
 class CsiClient(CsiCalls):
-    """`await client.CreateVolume(pb.CreateVolumeRequest(...), timeout_s=30)` and so for each method.
+    """A connection to one driver, with a coroutine for each CSI method.
 
-    A failed call raises CsiError. `on_connection_lost` is called in the event loop each time an
-    established connection breaks. Use as `async with`, or call `close`.
+    Call `await client.CreateVolume(pb.CreateVolumeRequest(...), timeout_s=30)`. A failed call raises CsiError.
+    `on_connection_lost` is called in the event loop each time an established connection breaks. `observe` is called
+    after each unary call with its path, its code and its seconds. Use as `async with`, or call `close`.
     """
 
     def __init__(
@@ -42,25 +63,29 @@ class CsiClient(CsiCalls):
     ) -> None:
         self.path = socket_path_from(endpoint)
         self.timeout_s = timeout_s
+        self._on_lost = on_connection_lost
         self._observe = observe
-        self._channel = Channel(str(self.path), on_connection_lost)
+        keep_running()
+        self._channel: Any = grpc.aio.insecure_channel(grpc_target(self.path), options=_OPTIONS)
+        self._methods: dict[str, Any] = {}
+        self._watcher: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def call(self, method: str, request: Message, timeout_s: float | None = None) -> Message:
-        """One call by its name, `Node.NodeGetInfo` or `NodeGetInfo`, for a name learnt at run time."""
+        """Call a method by its name, `Node.NodeGetInfo` or `NodeGetInfo`, for a name known only at run time."""
         descriptor = method_named(method)
         path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
         return await self._unary(path, request, descriptor.output_type._concrete_class, timeout_s)
 
     async def registration_info(self, timeout_s: float | None = None) -> registration_pb2.PluginInfo:
-        """For a registration socket: what the plugin says about itself."""
+        """Ask a registration socket for the plugin's name, type, endpoint and versions."""
         path = "/pluginregistration.Registration/GetInfo"
         return await self._unary(path, registration_pb2.InfoRequest(), registration_pb2.PluginInfo, timeout_s)
 
     async def notify_registration(
         self, registered: bool, error: str = "", timeout_s: float | None = None
     ) -> registration_pb2.RegistrationStatusResponse:
-        """For a registration socket: tell the plugin whether it was taken."""
+        """Report to a registration socket whether the plugin was registered."""
         return await self._unary(
             "/pluginregistration.Registration/NotifyRegistrationStatus",
             registration_pb2.RegistrationStatus(plugin_registered=registered, error=error),
@@ -69,23 +94,22 @@ class CsiClient(CsiCalls):
         )
 
     async def wait_connected(self, timeout_s: float) -> None:
-        """Return once connected; CsiError UNAVAILABLE when that takes longer than `timeout_s`."""
+        """Return once connected. Raises CsiError UNAVAILABLE if that takes longer than `timeout_s`."""
+        self._begin("connect")
         try:
+            # Not wait_for, which loses a cancellation that arrives as the channel becomes ready.
             async with asyncio.timeout(timeout_s):
-                while True:
-                    self._begin("connect")
-                    try:
-                        await self._channel.connected()
-                        return
-                    except CallFailed:  # nobody listens there yet
-                        await asyncio.sleep(_BETWEEN_TRIES_S)
+                await self._channel.channel_ready()
+        except grpc.aio.UsageError:  # the channel was closed meanwhile
+            self._check_open("connect")
+            raise
         except TimeoutError:
             raise CsiError("connect", "UNAVAILABLE", f"nothing answered on {self.path} in {timeout_s:g} s") from None
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return once the driver's Probe says ready; a Probe that fails is raised as it is.
+        """Return once the driver's Probe answers ready. Raises the CsiError of a failed Probe.
 
-        A connection that breaks meanwhile is waited for again: it may be that of a driver just gone.
+        If the connection breaks meanwhile, wait for the next one: it may be that of a driver that has just stopped.
         """
         async with asyncio.timeout(timeout_s):
             while True:
@@ -98,10 +122,15 @@ class CsiClient(CsiCalls):
                 else:
                     if not answer.HasField("ready") or answer.ready.value:
                         return
-                await asyncio.sleep(_BETWEEN_TRIES_S)
+                await asyncio.sleep(_BETWEEN_PROBES_S)
 
     async def close(self) -> None:
+        """Close the connection. Running calls fail with UNAVAILABLE."""
         self._is_closed = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+            self._watcher = None
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -118,15 +147,24 @@ class CsiClient(CsiCalls):
         method = path.rpartition("/")[2]
         self._begin(method)
         started = asyncio.get_running_loop().time()
-        code = "CANCELLED"  # until it has ended otherwise
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        code = "CANCELLED"  # until the call has ended otherwise
+        if path not in self._methods:
+            self._methods[path] = self._channel.unary_unary(path)
         try:
-            answer = self._read(response, await self._channel.unary(path, request.SerializeToString(), timeout_s))
+            call = self._methods[path](request.SerializeToString(), timeout=self._timeout(timeout_s))
+            answer = self._read(method, response, await call)
             code = "OK"
             return answer
-        except CallFailed as error:
+        except grpc.aio.AioRpcError as failure:
+            error = self._error(method, failure)
             code = error.code
-            raise self._error(method, error) from None
+            raise error from None
+        except CsiError as failure:
+            code = failure.code
+            raise
+        except asyncio.CancelledError:
+            self._raise_if_closed(method)
+            raise
         finally:
             if self._observe is not None:
                 self._observe(path, code, asyncio.get_running_loop().time() - started)
@@ -136,35 +174,58 @@ class CsiClient(CsiCalls):
     ) -> AsyncIterator[_Response]:
         method = path.rpartition("/")[2]
         self._begin(method)
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        messages = self._channel.stream(path, request.SerializeToString(), timeout_s)
+        call = self._channel.unary_stream(path)(request.SerializeToString(), timeout=self._timeout(timeout_s))
         try:
-            async for message in messages:
-                yield self._read(response, message)
-        except CallFailed as error:
+            async for message in call:
+                yield self._read(method, response, message)
+        except grpc.aio.AioRpcError as error:
             raise self._error(method, error) from None
+        except asyncio.CancelledError:
+            self._raise_if_closed(method)
+            raise
         finally:
-            await messages.aclose()
+            call.cancel()  # no effect when the stream has ended
 
-    def _read(self, response: type[_Response], message: bytes) -> _Response:
+    def _timeout(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def _read(self, method: str, response: type[_Response], message: bytes) -> _Response:
         try:
             return response.FromString(message)
         except DecodeError:
-            text = f"the answer from {self.path} is no {response.DESCRIPTOR.name}"
-            raise CallFailed("INTERNAL", text) from None
+            text = f"the answer from {self.path} is not a {response.DESCRIPTOR.name}"
+            raise CsiError(method, "INTERNAL", text) from None
 
-    def _error(self, method: str, error: CallFailed) -> CsiError:
-        message = f"no answer from {self.path}: {error.message}" if error.code == "UNAVAILABLE" else error.message
-        return CsiError(method, error.code, message)
+    def _error(self, method: str, error: Any) -> CsiError:
+        code, message = error.code().name, error.details() or ""
+        return CsiError(method, code, f"no answer from {self.path}: {message}" if code == "UNAVAILABLE" else message)
 
     def _begin(self, method: str) -> None:
-        """Before anything is asked. Whoever holds a client may find it closed: its driver has just gone."""
+        """Raise if the client is closed, for example because its driver was unregistered. Watch the connection."""
+        self._check_open(method)
+        if self._on_lost is not None and self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch(self._on_lost), name=f"csi-connection {self.path}")
+
+    def _check_open(self, method: str) -> None:
         if self._is_closed:
             raise CsiError(method, "UNAVAILABLE", f"the connection to {self.path} was closed")
 
+    def _raise_if_closed(self, method: str) -> None:
+        """Tell a call that `close` ended from one whose task was cancelled: gRPC raises CancelledError for both."""
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            self._check_open(method)
+
+    async def _watch(self, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost` each time the channel leaves READY: the connection broke, or the driver said goodbye."""
+        while (state := self._channel.get_state()) is not grpc.ChannelConnectivity.SHUTDOWN:
+            await self._channel.wait_for_state_change(state)
+            if state is grpc.ChannelConnectivity.READY:
+                on_lost()
+
 
 def method_named(name: str) -> Any:
-    """The descriptor of a CSI method given as `Service.Method` or `Method`; CsiError when there is none."""
+    """Return the descriptor of `Service.Method` or `Method`. Raises CsiError if there is none."""
     service_name, _, method_name = name.strip("/").replace("/", ".").rpartition(".")
     service_name = service_name.removeprefix("csi.v1").strip(".")
     for service in pb.DESCRIPTOR.services_by_name.values():

@@ -1,7 +1,7 @@
-"""gRPC's own machinery: started once, never stopped.
+"""The gRPC runtime of this process: started once, never stopped.
 
-Owns: one reference to the machinery for the life of the process. gRPC stops it when its last server goes,
-also from a garbage collection, and joins a thread for that; that join was seen to hang for ever.
+Owns: one reference to the runtime. Without it, gRPC stops the runtime with its last channel or server, also from a
+garbage collection, and joins a thread. That join can block for ever.
 """
 
 from functools import cache
@@ -11,5 +11,5 @@ import grpc.aio
 
 @cache
 def keep_running() -> None:
-    """Call before the first server; once is enough, more does no harm."""
+    """Start the runtime. Call before the first channel or server; later calls have no effect."""
     grpc.aio.init_grpc_aio()

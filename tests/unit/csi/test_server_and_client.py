@@ -6,8 +6,6 @@ import logging
 import os
 import socket
 import stat
-import subprocess
-import sys
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -187,15 +185,6 @@ async def test_every_call_is_observed_with_how_it_ended(server, endpoint, driver
         await asyncio.wait([given_up])
         driver.may_end.set()
     assert seen == [("Probe", "OK"), ("CreateVolume", "RESOURCE_EXHAUSTED"), ("DeleteVolume", "CANCELLED")]
-
-
-@pytest.mark.parametrize("module", ["moorage.cli.node", "moorage.csi.client"])
-def test_who_only_calls_drivers_does_not_load_grpc(module):
-    loaded = subprocess.run(
-        [sys.executable, "-c", f"import sys, {module}; print('grpc' in sys.modules)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert loaded.stdout == "False\n"
 
 
 async def test_a_stop_waits_for_running_operations(endpoint, driver):
