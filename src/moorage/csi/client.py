@@ -65,8 +65,7 @@ class CsiClient(CsiCalls):
         self.timeout_s = timeout_s
         self._on_lost = on_connection_lost
         self._observe = observe
-        keep_running()
-        self._channel: Any = grpc.aio.insecure_channel(grpc_target(self.path), options=_OPTIONS)
+        self._channel: Any = None  # opened by the first call, because gRPC ties a channel to the running event loop
         self._methods: dict[str, Any] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -131,7 +130,8 @@ class CsiClient(CsiCalls):
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
             self._watcher = None
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -201,8 +201,11 @@ class CsiClient(CsiCalls):
         return CsiError(method, code, f"no answer from {self.path}: {message}" if code == "UNAVAILABLE" else message)
 
     def _begin(self, method: str) -> None:
-        """Raise if the client is closed, for example because its driver was unregistered. Watch the connection."""
+        """Open the channel and watch it. Raises CsiError if the client is closed: its driver may be unregistered."""
         self._check_open(method)
+        if self._channel is None:
+            keep_running()
+            self._channel = grpc.aio.insecure_channel(grpc_target(self.path), options=_OPTIONS)
         if self._on_lost is not None and self._watcher is None:
             self._watcher = asyncio.create_task(self._watch(self._on_lost), name=f"csi-connection {self.path}")
 
