@@ -112,6 +112,7 @@ class ControllerOptions:
     workers: int = 32  # many writes at a time share one commit of the server
     scheduler_name: str = "default-scheduler"
     bind_timeout_s: float = 600.0
+    node_grace_s: float = 50.0  # without a sign of life a node counts as lost
     distributed_snapshotting: bool = False
     group_snapshots: bool = True
     retry_start_s: float = 0.005

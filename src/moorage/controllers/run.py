@@ -36,7 +36,9 @@ CONTROLLERS: dict[str, str] = {
     "snapshots": "moorage.controllers.snapshots.run",
     "ephemeral": "moorage.controllers.ephemeral",
     "garbage": "moorage.controllers.garbage.run",
+    "nodelifecycle": "moorage.controllers.nodelifecycle.run",
 }
+BY_NAME_ONLY = {"nodelifecycle"}  # every real cluster runs it already
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ class ControllerSettings:
 
 
 def chosen(names: Sequence[str]) -> dict[str, StartController]:
-    """The controllers of these names (all when there are none), in the order of the table."""
+    """Return the controllers of these names, in the order of the table; without names, all but `BY_NAME_ONLY`."""
     unknown = [name for name in names if name not in CONTROLLERS]
     if unknown:
         raise UsageError(f"no controller is called {', '.join(unknown)}; there are {', '.join(CONTROLLERS)}")
-    wanted = [name for name in CONTROLLERS if not names or name in names]
+    wanted = [name for name in CONTROLLERS if name in (names or CONTROLLERS.keys() - BY_NAME_ONLY)]
     return {name: cast(StartController, importlib.import_module(CONTROLLERS[name]).run) for name in wanted}
 
 

@@ -10,9 +10,10 @@ Each reason is worded as Kubernetes words it, because people search for these se
 from decimal import Decimal
 
 from moorage.controllers.scheduler.state import NodeUse, allocatable, ports_of
-from moorage.kube.objects.core import Node, Pod, Taint, Toleration
+from moorage.kube.objects.core import Node, Pod, Taint
 from moorage.kube.requests import Amounts
 from moorage.kube.selectors import BadSelector, node_matches, term_matches
+from moorage.kube.tolerations import is_tolerated
 
 UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _HARD = ("NoSchedule", "NoExecute")
@@ -20,9 +21,9 @@ _HARD = ("NoSchedule", "NoExecute")
 
 def reasons_against(pod: Pod, requests: Amounts, node: Node, use: NodeUse) -> list[str]:
     """Why the node does not suit the pod; empty when it does. The first rule that fails gives the reasons."""
-    if node.spec.unschedulable and not _is_tolerated(UNSCHEDULABLE, pod.spec.tolerations):
+    if node.spec.unschedulable and not is_tolerated(UNSCHEDULABLE, pod.spec.tolerations):
         return ["node(s) were unschedulable"]
-    if any(t.effect in _HARD and not _is_tolerated(t, pod.spec.tolerations) for t in node.spec.taints):
+    if any(t.effect in _HARD and not is_tolerated(t, pod.spec.tolerations) for t in node.spec.taints):
         return ["node(s) had untolerated taint(s)"]
     if not _is_selected(pod, node):
         return ["node(s) didn't match Pod's node affinity/selector"]
@@ -41,21 +42,8 @@ def rank(pod: Pod, requests: Amounts, node: Node, use: NodeUse) -> float:
         except BadSelector:
             continue  # a wish that cannot be read is no wish
     soft = [t for t in node.spec.taints if t.effect == "PreferNoSchedule"]
-    score -= 100.0 * sum(not _is_tolerated(taint, pod.spec.tolerations) for taint in soft)
+    score -= 100.0 * sum(not is_tolerated(taint, pod.spec.tolerations) for taint in soft)
     return score + 100.0 * _room_left(requests, node, use) - 0.01 * len(use.pods)
-
-
-def _is_tolerated(taint: Taint, tolerations: list[Toleration]) -> bool:
-    for toleration in tolerations:
-        if toleration.effect and toleration.effect != taint.effect:
-            continue
-        if toleration.key and toleration.key != taint.key:
-            continue
-        if toleration.operator == "Exists" or (
-            toleration.operator in ("", "Equal") and toleration.key and toleration.value == taint.value
-        ):
-            return True
-    return False
 
 
 def _is_selected(pod: Pod, node: Node) -> bool:
