@@ -33,6 +33,7 @@ from moorage.apiserver.limits import ServerLimits
 from moorage.apiserver.request.options import Call, Options
 from moorage.apiserver.store.store import Store
 from moorage.apiserver.upkeep.housekeeping import AGENT, Housekeeper
+from moorage.apiserver.upkeep.quotas import QuotaCounter
 from moorage.apiserver.writing.operations import Operations
 from moorage.errors import UsageError
 from moorage.log import get_logger
@@ -110,6 +111,7 @@ class ApiServer:
         keeper = Housekeeper(self.resources, self.registry, self.identity.ca.read_text(), config.collects_garbage)
         keeper.chores.append(definitions.empty_orphans)
         self._tasks.append(asyncio.create_task(keeper.run(), name="apiserver-housekeeping"))
+        self._tasks.append(asyncio.create_task(QuotaCounter(self.store).run(), name="apiserver-quotas"))
         self.listener = Listener(self.edge.handle, config.limits)
         port = await self.listener.open_tls(config.host, config.port, self.identity)
         host = f"[{config.host}]" if ":" in config.host else config.host

@@ -95,6 +95,20 @@ class Transaction:
                 return layer[where]
         return self._store.get(resource, namespace, name)
 
+    def records(self, resource: str, namespace: str) -> Iterator[ObjectVersion]:
+        """Yield every object of a resource in a namespace, as this write sees it."""
+        pending = {
+            key: record for layer in (self._batch, self.latest) for (of, key), record in layer.items() if of == resource
+        }
+        table = self._store.table(resource)
+        committed = table.order[
+            bisect_left(table.order, (namespace, "")) : bisect_left(table.order, (namespace + "\0", ""))
+        ]
+        for key in dict.fromkeys((*committed, *(key for key in pending if key[0] == namespace))):
+            record = pending[key] if key in pending else table.records[key]
+            if record is not None:
+                yield record
+
     def put(self, resource: str, namespace: str, name: str, body: dict[str, Any]) -> ObjectVersion:
         """Stage an object; its resourceVersion becomes the revision of this change."""
         key = (namespace, name)

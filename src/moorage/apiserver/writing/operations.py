@@ -28,7 +28,7 @@ from moorage.apiserver.kinds.schema import zero_of
 from moorage.apiserver.request.options import Call, DeleteOptions
 from moorage.apiserver.store.change_log import ObjectVersion
 from moorage.apiserver.store.store import Store, Transaction, decode, encode
-from moorage.apiserver.writing import admission, deletion
+from moorage.apiserver.writing import admission, deletion, quota
 from moorage.apiserver.writing.apply import track_create, track_update
 from moorage.apiserver.writing.decoding import NotOfKind, intake
 
@@ -98,6 +98,7 @@ class Operations:
             )
             raise already_exists(kind.plural, kind.group, name, deleting)
         self._check(kind, obj, None)
+        quota.charge(txn, kind, obj, None, call.options.is_dry_run)
         if call.options.is_dry_run:
             return ObjectVersion(0, encode(obj))
         return txn.put(kind.stored_as, call.namespace, name, obj)
@@ -170,6 +171,7 @@ class Operations:
         self._check(kind, new, old, call.subresource, errors)
         if not call.subresource:
             admission.on_update(txn, kind, new, old)
+            quota.charge(txn, kind, new, old, call.options.is_dry_run)
         if new == old:
             return record  # no new version and no event, or controllers would loop
         if deletion.is_over(new, old):
