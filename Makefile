@@ -26,8 +26,9 @@ check: ## lint, format, types (strict) and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: ## build the documentation site in build/site; a broken link is an error
+docs: ## write the generated pages and build the site in build/site; a broken link is an error
 	@scripts/prepare dev
+	@$(BIN)/python scripts/docs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 

@@ -5,6 +5,7 @@ import statistics
 import time
 
 from apiserver_common import CLAIMS, fill, server
+from figures import record
 
 
 async def main():
@@ -23,6 +24,7 @@ async def main():
                 await response.read()
             selected.append(time.perf_counter() - began)
     took = statistics.median(times) * 1000
+    record("list of 10,000 claims", f"{took:.0f} ms", took <= 150)
     print(
         f"10000 claims, {size / 1e6:.1f} MB: {took:.0f} ms, {took / 150:.2f} of the 150 ms allowed; "
         f"with a label selector {statistics.median(selected) * 1000:.0f} ms"

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from apiserver_common import CLAIMS, Server, fill
+from figures import record
 
 COUNT = 10_000
 
@@ -30,6 +31,8 @@ async def main():
         loaded = await restarted(running)
         await running.stop()
     over = (loaded - idle) / COUNT - encoded
+    record("memory of the API server, idle", f"{idle / 2**20:.1f} MiB", idle <= 60 * 2**20)
+    record("memory of the API server per object beyond its encoded size", f"{over:.0f} B", over <= 2560)
     print(
         f"idle {idle / 2**20:.1f} MiB, {idle / (60 * 2**20):.2f} of the 60 MiB allowed; {COUNT} objects of "
         f"{encoded:.0f} B cost {over:.0f} B each beyond that, {over / 2560:.2f} of the 2560 B allowed"

@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from figures import record
+
 from moorage import log
 from moorage.cluster.demo import claim, pod
 from moorage.cluster.run import Cluster
@@ -29,9 +31,13 @@ async def main(in_sequence: int, at_once: int) -> None:
     cluster = Cluster(UpSettings(data_dir=root, pool_size_bytes=40 << 30))
     try:
         report = await cluster.start()
+        record("`moorage up` is ready", f"{report.seconds:.1f} s", report.seconds <= 3)
         print(f"ready after {report.seconds:.2f} s (bound 3 s)")
         print(f"resident memory at rest {sum(memory_of(cluster).values()):.0f} MiB (bound 220): {memory_of(cluster)}")
+        resident = sum(memory_of(cluster).values())
+        record("memory of all processes at rest", f"{resident:.0f} MiB", resident <= 220)
         used = await cpu_at_rest(cluster)
+        record("processor use of all processes at rest", f"{used * 100:.2f} %", used <= 0.02)
         print(f"CPU at rest {used:.2%} of a core (bound 2 %)")
         async with cluster.client() as client, Informers(client) as informers:
             watch = Watch(informers)
@@ -39,12 +45,17 @@ async def main(in_sequence: int, at_once: int) -> None:
             times = [await one(client, watch, f"seq-{number}") for number in range(in_sequence)]
             times.sort()
             p50, p99 = times[len(times) // 2], times[min(len(times) - 1, int(len(times) * 0.99))]
+            way = "claim and pod until the process runs, one after another"
+            record(f"{way}: p50", f"{p50 * 1000:.0f} ms", p50 <= 0.4)
+            record(f"{way}: p99", f"{p99 * 1000:.0f} ms", p99 <= 1)
             print(
                 f"{in_sequence} in sequence: p50 {p50 * 1000:.0f} ms (bound 400), p99 {p99 * 1000:.0f} ms (bound 1000)"
             )
             await removed(client, watch)
             began = time.monotonic()
             await asyncio.gather(*(one(client, watch, f"par-{number}") for number in range(at_once)))
+            together = time.monotonic() - began
+            record("200 claims and pods at once", f"{together:.1f} s", together <= 30)
             print(f"{at_once} at once: all running after {time.monotonic() - began:.1f} s (bound 30)")
             print(f"resident memory then {sum(memory_of(cluster).values()):.0f} MiB: {memory_of(cluster)}")
             began = time.monotonic()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from figures import record
 
 from moorage import log
 from moorage.controllers.binder.run import run
@@ -170,6 +171,7 @@ def main() -> int:
     large = min(asyncio.run(measure(options.large, options.through_api)) for _ in range(3))
     factor = large / small
     print(f"{options.small} claims: {small:.2f} s, {options.large} claims: {large:.2f} s")
+    record("binding 10,000 claims over binding 1,000", f"{factor:.1f}", factor <= LIMIT)
     print(f"growth factor: {factor:.1f} (limit {LIMIT:.0f} for ten times as many)")
     return 0 if factor <= LIMIT else 1
 

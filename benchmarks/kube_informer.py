@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from aiohttp import web
+from figures import record
 
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import from_values
@@ -126,6 +127,7 @@ async def measure(count: int) -> None:
     print(f"{count} claims, {wire_bytes / count:.0f} bytes each on the wire")
     print(f"synced in {synced_s:.2f} s ({count / synced_s:.0f} objects/s)")
     print(f"memory: {held / count:.0f} bytes an object resident, {structs / count:.0f} in its structs")
+    record("memory of an informer of 10,000 claims over its structs", f"{held / structs:.2f}")
     print(f"resident over structs: {held / structs:.2f}; resident over wire: {held / wire_bytes:.2f}")
     print(f"changes: {_CHANGES / changes_s:.0f}/s")
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from figures import record
 from plugin_common import GIB, plugin_on, pool_on_disk
 
 DIRECT = ["--ioengine=libaio", "--direct=1"]
@@ -79,6 +80,7 @@ def compare(name, options, bare, hand, volume):
     a, h, b = (statistics.median(found) for found in rates.values())
     now_idle, now_ticks = cpu_ticks()
     free = (now_idle - idle) / (now_ticks - ticks) * 100
+    record(f"{name} over the pool's filesystem", f"{b / a:.2f}", b / a >= 0.9)
     print(
         f"{name}: pool {a / 1e6:.0f} MB/s, volume {b / 1e6:.0f} MB/s, ratio {b / a:.2f} (wanted >= 0.9), "
         f"losetup by hand {h / a:.2f}, CPU idle {free:.0f} %",

@@ -10,6 +10,7 @@ import asyncio
 import statistics
 import time
 
+from figures import record
 from plugin_common import MIB, plugin_on, pool_on_disk
 
 from moorage.csi import csi_pb2 as pb
@@ -49,6 +50,8 @@ async def main():
                 await caller.up(volume)
             many = await one(caller, measured)
             for what, a, b in zip(("stage and publish", "statistics", "unpublish and unstage"), few, many, strict=True):
+                if what.startswith("stage"):
+                    record("stage and publish beside 200 volumes over beside 20", f"{b / a:.1f}", b / a < 10)
                 print(f"{what}: {a:.1f} ms beside {FEW}, {b:.1f} ms beside {MANY}, growth {b / a:.1f}")
             began = time.perf_counter()
             for volume in others[:HALF]:
@@ -57,6 +60,8 @@ async def main():
             for volume in others[:HALF]:
                 await caller.up(volume)
             at_once = await timed(asyncio.gather(*(caller.down(volume) for volume in others[:HALF])))
+            over = at_once / in_turn
+            record("100 volumes taken down at once over one after the other", f"{over:.2f}", over <= 1.5)
             print(f"{HALF} down: in turn {in_turn:.2f} s, at once {at_once:.2f} s, ratio {at_once / in_turn:.2f}")
 
 

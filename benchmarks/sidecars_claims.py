@@ -26,6 +26,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from figures import record
 
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import ApiConfig, from_kubeconfig
@@ -366,6 +367,11 @@ def main() -> None:
         run = asyncio.run((measure_there if options.kubeconfig else measure)(options, folder))
         bound, deleted = options.claims / run.bound_s, options.claims / run.deleted_s
         print(f"{options.claims} claims, driver {options.driver}, provisioner {options.provisioner}")
+        record("1,000 claims bound per second", f"{bound:.0f}/s", bound >= 100)
+        record("1,000 claims to Bound: p99", f"{run.p99_s:.1f} s", run.p99_s <= 10)
+        record("1,000 claims deleted per second", f"{deleted:.0f}/s", deleted >= 100)
+        record("memory of the sidecars, idle", f"{run.idle_mib:.0f} MiB", run.idle_mib <= 80)
+        record("memory of the sidecars after 1,000 claims", f"{run.after_mib:.0f} MiB", run.after_mib <= 130)
         print(f"  bound:   {bound:.0f} claims/s (target 100, ratio {bound / 100:.2f}), p99 {run.p99_s:.1f} s")
         print(f"  made:    {options.claims / run.made_s:.0f} volumes/s")
         print(f"           {spelled(run.bound_cpu)}")

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from figures import record
 from storage_filesystem import scratch
 
 from moorage.host.extents import clone_file
@@ -85,12 +86,26 @@ def main() -> None:
         large = [written(pool, f"large-{pieces}", 64 * GIB, pieces) for pieces in PIECES]
         first, *rest = measured(pool, base, [small, *large], rounds)
         print("1 GiB: " + ", ".join(f"{what} {cost * 1000:.2f} ms" for what, cost in zip(WHAT, first, strict=True)))
+        figures: dict[tuple[str, int], tuple[float, float]] = {}
         for pieces, costs in zip(PIECES, rest, strict=True):
             print(f"64 GiB, 1 GiB written in {pieces} pieces:")
             for what, cost, plain in zip(WHAT, costs, first, strict=True):
                 over = "" if what == "bare" else f", over bare {(cost - costs[0]) * 1000:.2f} ms (at most 5)"
                 wanted = "" if what == "bare" else " (wanted: at most 2)"
+                figures[what, pieces] = (cost / plain, (cost - costs[0]) * 1000)
                 print(f"  {what}: {cost * 1000:.2f} ms, 64 GiB / 1 GiB = {cost / plain:.2f}{wanted}{over}")
+        report(figures)
+
+
+def report(figures: dict[tuple[str, int], tuple[float, float]]) -> None:
+    """Report ratios and milliseconds over a bare clone, by what was copied and its number of pieces."""
+    few = [figures[what, pieces] for what in WHAT[1:] for pieces in PIECES[:2]]
+    ratio, over_ms = max(each[0] for each in few), max(each[1] for each in few)
+    record("copy of a 64 GiB image over a 1 GiB image, 1 to 16 pieces", f"{ratio:.2f}", ratio <= 2)
+    record("copy over a bare FICLONE, 1 to 16 pieces", f"{over_ms:.1f} ms", over_ms <= 5)
+    for what in WHAT[1:]:
+        ratio = figures[what, PIECES[2]][0]
+        record(f"{what} of a 64 GiB image over a 1 GiB image, 256 pieces", f"{ratio:.2f}", ratio <= 2)
 
 
 if __name__ == "__main__":

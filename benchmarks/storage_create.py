@@ -15,6 +15,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from figures import record
+
 from moorage.storage import CreateVolume, Pool, PoolConfig
 
 MIB = 1 << 20
@@ -97,6 +99,9 @@ def main() -> None:
         opened = time.perf_counter() - started
         print(f"create+delete at {arguments.few}: {costs[0] * 1000:.2f} ms, ", end="")
         print(f"at {arguments.many}: {costs[1] * 1000:.2f} ms")
+        growth = costs[1] / costs[0]
+        record("create and delete with 10,000 volumes over 100", f"{growth:.2f}", growth <= 1.2)
+        record("creates with 8 callers", f"{speed:.0f}/s", speed >= 300 or plain / speed <= 2)
         print(f"growth: {costs[1] / costs[0]:.2f} (wanted: at most 1.2)")
         print(f"creates/s with 8 callers: {speed:.0f}; bare: {plain:.0f}/s; ratio {plain / speed:.2f}")
         print(f"opening a pool with {arguments.many} volumes: {opened:.2f} s")

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from figures import record
 from storage_filesystem import scratch
 
 from moorage.host import filesystems, freeze, loop, mounts
@@ -59,13 +60,17 @@ def main() -> None:
         writers = [Writer(place) for place in places]
         for writer in writers:
             writer.start()
+        pauses = []
         for n in range(rounds):
             for writer in writers:
                 writer.longest = 0.0
             group = pool.create_group(f"g{n}", [volume.id for volume in volumes])
             longest = max(writer.longest for writer in writers)
+            pauses.append(longest * 1000)
             print(f"group of {MEMBERS}: held for {group.held_ms:.1f} ms, ", end="")
             print(f"longest pause of a writer {longest * 1000:.1f} ms (wanted: at most 250)")
+        spread = f"{min(pauses):.0f} to {max(pauses):.0f} ms"
+        record("group snapshot of 8 volumes: longest pause of a writer", spread, max(pauses) <= 250)
         for writer in writers:
             writer.stopping = True
             writer.join()

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from figures import record
 from storage_filesystem import scratch
 
 from moorage import log
@@ -74,6 +75,8 @@ def compare(title: str, sides: dict[str, Callable[[], Took]], rounds: int, data_
             ratio = statistics.median(one[0] / other[0] for one, other in pairs)
             best = min(runs)[0] / min(took[first])[0]
             cpu = statistics.median(one[1] / max(other[1], 0.01) for one, other in pairs)
+            if first == "cp" and "cache" in title:
+                record(f"export over cp, {title.partition(',')[0]}", f"{ratio:.2f}", ratio <= 1.1)
             print(f"; over {first}: {ratio:.2f}, best runs {best:.2f}, processor time {cpu:.2f} ({used:.2f} s)", end="")
         print(flush=True)
 

@@ -15,6 +15,8 @@ from moorage.plugin.access import FILESYSTEMS
 from moorage.storage import InUse, VolumeKind
 from moorage.storage import tunables as mutable_parameters
 
+CLASS_KEYS = ("pool", "kind", "fsType", "provisioning", "snapshotInUse")
+
 _KUBERNETES = "csi.storage.k8s.io/"
 _FS_TYPE = "csi.storage.k8s.io/fstype"  # callers without a provisioner in front pass it on
 _IDENTITY = "storage.kubernetes.io/csiProvisionerIdentity"
@@ -40,7 +42,7 @@ class ClassParameters:
         own = {key: value for key, value in parameters.items() if not key.startswith(_KUBERNETES)}
         changeable = {key: value for key, value in own.items() if key in mutable_parameters.KEYS} | dict(mutable)
         fixed = {key: value for key, value in own.items() if key not in mutable_parameters.KEYS}
-        unknown = sorted(set(fixed) - {"pool", "kind", "provisioning", "snapshotInUse", "fsType"})
+        unknown = sorted(set(fixed) - set(CLASS_KEYS))
         if unknown:
             raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; see docs/reference/class-parameters.md")
         return cls(

@@ -14,11 +14,11 @@ from moorage.errors import UsageError
 from moorage.sidecars.settings import SidecarSettings, duration_s, duration_text
 
 # Accepted so that an official sidecar's arguments can stay, and without meaning here; the second kind takes a value.
-_IGNORED_SWITCHES = frozenset(
+IGNORED_SWITCHES = frozenset(
     {"alsologtostderr", "automaxprocs", "enable-pprof", "log-json-split-stream", "log-text-split-stream", "logtostderr"}
     | {"add_dir_header", "one_output", "skip_headers", "skip_log_headers"}
 )
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {"connection-timeout", "log-file", "log-flush-frequency", "log-json-info-buffer-size", "log-text-info-buffer-size"}
     | {"logging-format", "master", "max-grpc-log-length", "node-list-add-interval", "v", "vmodule"}
     | {"log_backtrace_at", "log_dir", "log_file", "log_file_max_size", "stderrthreshold", "volume-list-add-interval"}
@@ -56,9 +56,9 @@ def parse(arguments: Sequence[str]) -> tuple[SidecarSettings, list[str]]:
             others.append(argument)
             continue
         name, has_value, text = argument.lstrip("-").partition("=")
-        if name in _IGNORED_SWITCHES:
+        if name in IGNORED_SWITCHES:
             continue
-        if name in _IGNORED:
+        if name in IGNORED:
             if not has_value and waiting:
                 waiting.pop(0)
             continue

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard name only metrics that exist, and the operator's page names all that do."""
+"""Alert rules and dashboard name only metrics that exist, and the page of metrics names all that do."""
 
 import json
 import re
@@ -76,8 +76,8 @@ def test_every_panel_is_on_metrics_that_exist(deploy_folder, existing):
             assert used <= existing | OTHERS, f"{panel['title']}: {used - existing - OTHERS}"
 
 
-def test_the_page_for_operators_has_every_metric(deploy_folder, existing):
-    page = (deploy_folder.parent / "docs/how-to/monitor.md").read_text()
+def test_the_page_of_metrics_has_every_metric(deploy_folder, existing):
+    page = (deploy_folder.parent / "docs/reference/metrics.md").read_text()
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for name in existing if not name.endswith("_created")}
     missing = {name for name in names if not name.startswith(("process_", "python_")) and f"`{name}`" not in page}
     assert not missing
