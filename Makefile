@@ -53,4 +53,4 @@ pins: ## write requirements*.txt anew from pyproject.toml
 	@scripts/pins
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache src/moorage/node/runtime/launcher
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,7 @@
-"""What starting a container costs, with the compiled launcher and without.
+"""What starting a container costs.
 
 Prints the processor time of one container, from its specification to its program: what this process, the supervisor
-and the container's own process take, for containers started eight at a time with each of the two in turn. The ratio is
-of the medians; without a launcher (no C compiler when Moorage was installed) there is nothing to compare.
+and the container's own process take, for containers started eight at a time.
 Run: python benchmarks/node_containers.py [--containers 100] [--rounds 5]
 """
 
@@ -17,13 +16,11 @@ from pathlib import Path
 import uvloop
 from node_lab import cpu_s
 
-from moorage.node.runtime import launch
 from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 
-async def spent_ms(base: Path, program: str, count: int) -> float:
+async def spent_ms(base: Path, count: int) -> float:
     """Milliseconds per container."""
-    launch.PROGRAM = program
     all_ended, running = asyncio.Event(), set[str]()
 
     def ended(container: RunningContainer) -> None:
@@ -58,23 +55,15 @@ async def spent_ms(base: Path, program: str, count: int) -> float:
 
 
 async def main(count: int, rounds: int) -> None:
-    found = {"compiled": launch.PROGRAM, "forked": ""}
-    if not launch.Launcher().is_compiled:
-        print("no launcher was compiled here")
-        del found["compiled"]
-    times: dict[str, list[float]] = {name: [] for name in found}
+    times: list[float] = []
     for _ in range(rounds):
-        for name, program in found.items():
-            base = Path(tempfile.mkdtemp(prefix="moorage-bench-"))
-            try:
-                times[name].append(await spent_ms(base, program, count))
-            finally:
-                shutil.rmtree(base)
-    medians = {name: statistics.median(every) for name, every in times.items()}
-    for name, every in times.items():
-        print(f"{name}: {medians[name]:.1f} ms of processor time per container ({min(every):.1f} to {max(every):.1f})")
-    if len(medians) == 2:
-        print(f"ratio {medians['compiled'] / medians['forked']:.2f}")
+        base = Path(tempfile.mkdtemp(prefix="moorage-bench-"))
+        try:
+            times.append(await spent_ms(base, count))
+        finally:
+            shutil.rmtree(base)
+    found = statistics.median(times)
+    print(f"{found:.1f} ms of processor time per container ({min(times):.1f} to {max(times):.1f})")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ def main() -> None:
     for name, version in sorted(wanted((HERE / "requirements.txt").read_text()).items()):
         copy_package(name, version, site)
     source = HERE / "src/moorage"
-    # Nodes of a cluster have a kubelet, which starts containers; our launcher would differ from compiler to compiler.
-    left_out = shutil.ignore_patterns("__pycache__", "*.pyi", "testing", "launch.c", "launcher")
+    left_out = shutil.ignore_patterns("__pycache__", "*.pyi", "testing")
     shutil.copytree(source, site / "moorage", ignore=left_out)
     command = root / "usr/bin/moorage"
     command.parent.mkdir(parents=True, exist_ok=True)

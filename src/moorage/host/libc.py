@@ -11,7 +11,7 @@ import struct
 
 # The same numbers on every architecture.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
-OPEN_TREE_CLONE, FROM_EMPTY_PATH, TO_FOLLOWS_LINKS = 1, 4, 0x10
+OPEN_TREE_CLONE, FROM_EMPTY_PATH, TO_FOLLOWS_LINKS, TO_EMPTY_PATH = 1, 4, 0x10, 0x40
 AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
 AT_FDCWD = -100
 _AT_AS_IT_IS = 0x100 | 0x800 | 0x4000  # no link followed, nothing mounted by asking, no server asked
@@ -100,11 +100,11 @@ def mount_setattr(
     _check(done, path or f"fd {at}")
 
 
-def move_mount(tree: int, target: str, *, follow_links: bool) -> None:
-    """Mount what `open_tree` has given at a path."""
-    flags = FROM_EMPTY_PATH | (TO_FOLLOWS_LINKS if follow_links else 0)
-    moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), flags)
-    _check(moved, target)
+def move_mount(tree: int, target: str, *, follow_links: bool, at: int = AT_FDCWD) -> None:
+    """Mount what `open_tree` has returned at a path, or at a descriptor if the path is empty."""
+    flags = FROM_EMPTY_PATH | (TO_FOLLOWS_LINKS if follow_links else 0) | (0 if target else TO_EMPTY_PATH)
+    moved = _libc.syscall(_SYS_MOVE_MOUNT, tree, b"", at, os.fsencode(target), flags)
+    _check(moved, target or f"fd {at}")
 
 
 def syncfs(fd: int) -> None:

@@ -13,19 +13,11 @@ import aiohttp
 import pytest
 
 from moorage.kube.objects.core import ConfigMap, Event, Namespace, Pod, Secret
-from moorage.node.runtime import launch
 from moorage.node.runtime.cgroups import ContainerCgroups
 from moorage.node.runtime.process_runtime import read_state
 from moorage.node.serve import auth
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture(autouse=True, params=["compiled", "forked"])
-def _launched(request, monkeypatch):
-    """Containers are the same, whether they are started with the compiled program or without."""
-    if request.param == "forked":
-        monkeypatch.setattr(launch, "PROGRAM", "")
 
 
 async def logs(lab, name, **query):

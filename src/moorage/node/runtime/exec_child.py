@@ -1,39 +1,35 @@
-"""Running one more program inside a container that runs: `kubectl exec`.
+"""Running one more program inside a running container: `kubectl exec`.
 
 Runs in a fork of the supervisor with the standard library only.
-Owns: joining the container's namespaces, and telling how the program ended.
+Owns: joining the container's namespaces, and reporting how the program ended.
 Start reading at: `run`.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import termios
 from typing import Any
 
-from moorage.node.runtime import namespaces as kernel
-from moorage.node.runtime import sandbox
-from moorage.node.runtime.launch import Launcher, Plan
+from moorage.node.runtime import launch, namespaces, sandbox
 
-_KINDS = kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNS
+_KINDS = namespaces.CLONE_NEWIPC | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWNS
 
 
-def run(
-    request: dict[str, Any], given: list[int], reply: int, launcher: Launcher, origin: sandbox.SupervisorOrigin
-) -> int:
-    """Run the program with the three streams that are given, in the container whose first process the fourth
-    descriptor is: its number may be somebody else's by now, even one of the host's. Answer first with the program's
-    pid, then with its exit code."""
-    stdin, stdout, stderr, container = given
+def run(request: dict[str, Any], given: list[int], reply: int, origin: sandbox.SupervisorOrigin) -> int:
+    """Run the program with the three given streams, in the container whose first process the fourth descriptor is. A
+    pid would not do: it may be another process by now, even one of the host. Answer first with the program's pid, then
+    with its exit code."""
+    sandbox.check(request)
+    container = given[3]
     try:
-        kernel.set_namespace(container, kernel.CLONE_NEWPID)
+        namespaces.set_namespace(container, namespaces.CLONE_NEWPID)
     except ProcessLookupError:
         _answer(reply, {"error": "the container has ended"})
         return 0
     fail_read, fail_write = os.pipe()
-    plan = launcher.plan(fail_write, stdin=stdin, stdout=stdout, stderr=stderr, container=container)
-    _write(plan, request, origin)
-    pid = launcher.launch(plan)
+    pid = launch.fork(lambda report: _become(report, request, given, origin), launch.Report(fail_write))
     for fd in (*given, fail_write):
         os.close(fd)
     failed = b""
@@ -41,7 +37,7 @@ def run(
         failed += chunk
     if failed:
         os.waitpid(pid, 0)
-        _answer(reply, {"error": plan.failure(failed).text})
+        _answer(reply, {"error": launch.failure_from(failed).text})
         return 0
     _answer(reply, {"pid": pid})
     _, status = os.waitpid(pid, 0)
@@ -50,21 +46,24 @@ def run(
     return 0
 
 
-def _write(plan: Plan, request: dict[str, Any], origin: sandbox.SupervisorOrigin) -> None:
-    origin.leave(plan)
-    sandbox.join(plan, request.get("cgroups", []))
-    plan.do("setns", plan.at["container"], _KINDS, text="enter the container")
-    plan.do("setsid", text="setsid")
-    sandbox.take_streams(plan, [plan.at[name] for name in ("stdin", "stdout", "stderr")])
-    plan.keep_only()
+def _become(report: launch.Report, request: dict[str, Any], given: list[int], origin: sandbox.SupervisorOrigin) -> None:
+    *streams, container = given
+    origin.leave()
+    sandbox.join(request.get("cgroups", []))
+    with launch.step("enter the container"):
+        namespaces.set_namespace(container, _KINDS)
+    os.setsid()
+    sandbox.take_streams(streams)
+    namespaces.close_all_but(report.fd)
     if request.get("tty"):
-        plan.do("ioctl", 0, termios.TIOCSCTTY, 0, text="take the terminal")
-    sandbox.take_identity(plan, request)
-    sandbox.change_to(plan, request.get("cwd") or "/")
+        with launch.step("take the terminal"):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    sandbox.take_identity(request)
+    sandbox.change_to(request.get("cwd") or "/")
     environment = {"PATH": sandbox.PATH, **request["env"]}
     if request.get("tty"):
         environment.setdefault("TERM", "xterm")
-    sandbox.execute(plan, request["argv"], environment)
+    sandbox.execute(request["argv"], environment)
 
 
 def _answer(reply: int, message: dict[str, Any]) -> None:

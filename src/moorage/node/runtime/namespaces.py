@@ -1,13 +1,13 @@
-"""The system calls that make namespaces, as Python calls them.
+"""The system calls of a container's first process that neither `os` nor `host.libc` offers.
 
-Those of a container's own process are in its plan instead: see `launch.py`.
-Owns: the words of their errors.
+Owns: their ctypes declarations and the texts of their errors.
 Uses the standard library and `host.libc` only: the processes beside containers are forked from a bare interpreter.
 Start reading at: `mount`.
 """
 
 import ctypes
 import os
+from itertools import pairwise
 
 from moorage.host import libc
 
@@ -16,9 +16,17 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
 MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
 MNT_DETACH = 2
 ATTR_RDONLY, ATTR_NODEV = 1, 4  # of mount_setattr
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+LAST_FD = 0x7FFFFFFF
+_LAST_STREAM = 2
+_CLOSE_AT_EXEC = 4
+# The number of a system call on x86-64, and on machines that came later.
+_IS_LATER = os.uname().machine != "x86_64"
+_SYS_PIVOT_ROOT, _SYS_KEYCTL, _SYS_SECCOMP = ((155, 41)[_IS_LATER], (250, 219)[_IS_LATER], (317, 277)[_IS_LATER])
+_SYS_CLOSE_RANGE = 436
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
 
 def unshare(flags: int) -> None:
@@ -37,10 +45,39 @@ def mount(source: str, target: str, fstype: str, flags: int, data: str = "") -> 
 
 
 def take_root() -> None:
-    """The working directory, a mount of its own, becomes the root; the old one leaves this namespace."""
-    _check(_libc.syscall(_SYS_PIVOT_ROOT.get(os.uname().machine, 41), b".", b"."), "pivot_root")
+    """Make the working directory, which is a mount, the root. The old root leaves this namespace."""
+    _check(_libc.syscall(_SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", MNT_DETACH), "leave the host's root")
     os.chdir("/")
+
+
+def close_range(first: int, last: int, *, at_exec: bool = False) -> None:
+    """Close descriptors, now or when the program is executed."""
+    done = _libc.syscall(_SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), _CLOSE_AT_EXEC * at_exec)
+    _check(done, "close files")
+
+
+def close_all_but(*kept: int) -> None:
+    """Close every descriptor except the streams and these."""
+    for below, above in pairwise((_LAST_STREAM, *sorted(kept), LAST_FD + 1)):
+        if below + 1 < above:
+            close_range(below + 1, above - 1)
+
+
+def prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, value, 0, 0, 0), "prctl")
+
+
+def capset(head: bytes, sets: bytes) -> None:
+    _check(_libc.capset(head, sets), "keep capabilities")
+
+
+def keyctl(operation: int) -> None:
+    _check(_libc.syscall(_SYS_KEYCTL, ctypes.c_long(operation), None), "keyctl")
+
+
+def seccomp(operation: int, flags: int, program: bytes) -> None:
+    _check(_libc.syscall(_SYS_SECCOMP, ctypes.c_uint(operation), ctypes.c_uint(flags), program), "filter system calls")
 
 
 def _check(result: int, what: str) -> None:

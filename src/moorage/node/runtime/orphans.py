@@ -58,7 +58,7 @@ def _kill_all(directory: str) -> None:
 def _processes(directory: str) -> list[int]:
     """Of a control group; 0 stands for one that cannot be seen from here."""
     try:
-        with open(f"{directory}/cgroup.procs", encoding="ascii") as lines:
+        with open(f"{directory}/cgroup.procs", "rb") as lines:
             return [int(line) for line in lines if int(line)]
     except OSError:
         return []

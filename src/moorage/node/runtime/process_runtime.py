@@ -28,7 +28,7 @@ from moorage.host import libc
 from moorage.host.boot import boot_id
 from moorage.log import get_logger
 from moorage.node.pods.lifecycle import START_ERROR
-from moorage.node.runtime import container_state, launch, namespaces, orphans
+from moorage.node.runtime import container_state, namespaces, orphans
 from moorage.node.runtime.container_state import ABANDONED, parent_of, start_ticks
 
 log = get_logger(__name__)
@@ -347,10 +347,9 @@ class _Supervisor:
         control.set_inheritable(True)
         script = str(Path(__file__).with_name("supervisor.py"))
         numbers = (control.fileno(), os.getpid(), open_files or resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        arguments = ("-I", "-S", "-B", script, *map(str, numbers), launch.PROGRAM, *hide)
+        arguments = ("-I", "-S", "-B", script, *map(str, numbers), *hide)
         nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        # Where no launcher was compiled, forks of the interpreter enter containers, and a container can make them
-        # execute /proc/self/exe.
+        # Forks of the interpreter enter containers, and a container can make them execute /proc/self/exe.
         with read_only(sys.executable) as executed:
             return os.posix_spawn(executed, [sys.executable, *arguments], os.environ, file_actions=nothing)
 

@@ -1,9 +1,9 @@
 """A container's first process, from its start to its program.
 
-With the standard library and `host.libc` only: used by the process whose children containers are.
-Owns: the plan of that process: control groups, streams, identity, and the program that is executed.
-May not touch: anything but a plan. What may hang, such as a volume whose server is gone, hangs nobody else.
-Start reading at: `write`.
+Runs in forks of the supervisor, with the standard library and `host.libc` only. What may hang, such as a volume whose
+server is gone, hangs only this process.
+Owns: the order of its steps: control groups, root, streams, identity, and the program that is executed.
+Start reading at: `become`.
 """
 
 import contextlib
@@ -13,35 +13,31 @@ import resource
 import select
 import signal
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from moorage.host.libc import AT_FDCWD
 from moorage.node.runtime import container_state, namespaces, rootfs, seccomp
-from moorage.node.runtime.launch import ANY, Calls, Plan, Result, errors
+from moorage.node.runtime.launch import Report, Unusable, step
 
 # What container runtimes leave to a root that is not privileged, without CAP_MKNOD: they let it make devices and use a
 # control group to keep it from opening them; here it would read the disks of the host, and so the volumes of others.
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYS_ADMIN, _LAST_CAPABILITY = 21, 40
+_LONGEST_PATH = 4095
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _CAPABILITY_HEAD = struct.pack("=Ii", 0x20080522, 0)  # the version of the sets that follow, and whose: its own
-_DEFAULT_ACTION = bytes(32)
-_SPAWN_IGNORES = (32, 33)  # the C library's own, in whatever it spawns
-_NO_WAIT = bytes(16)
-_UNKNOWN = errors(errno.EINVAL)
-_NO_KEYS = errors(errno.ENOSYS)
-_NOT_FOUND = errors(errno.ENOENT, errno.ENOTDIR)
+_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 _LEFT_ALONE = "the process that starts containers went away"
 
 
 class SupervisorOrigin(NamedTuple):
-    """What the supervisor is made of and containers are not: it has more files open, ignores signals, and is the last
-    process that the kernel ends for want of memory, since all containers would end with it."""
+    """What differs between the supervisor and its containers: it has more files open, ignores signals, and is the last
+    process that the kernel kills if memory runs out, because all containers would end with it."""
 
     processes: int  # a descriptor of its PID namespace
     process: int  # one of itself
@@ -51,138 +47,170 @@ class SupervisorOrigin(NamedTuple):
 
     @classmethod
     def take(cls, open_files: int) -> "SupervisorOrigin":
-        """Of this process, but that containers may have so many files open."""
+        """Describe this process. Containers may have `open_files` files open."""
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         with open(_OOM_SCORE, "rb") as file:
             score = file.read().strip()
         with contextlib.suppress(PermissionError), open(_OOM_SCORE, "wb") as file:
             file.write(b"-999")
+        _own_capabilities()  # read here, so that no child has to
         processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         ignored = [int(one) for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN]
-        return cls(processes, os.pidfd_open(os.getpid()), (open_files, hard), score, (*ignored, *_SPAWN_IGNORES))
+        return cls(processes, os.pidfd_open(os.getpid()), (open_files, hard), score, tuple(ignored))
 
     def return_to_processes(self) -> None:
-        """From now on children are of the supervisor's own PID namespace again."""
+        """Let later children be of the supervisor's own PID namespace again."""
         namespaces.set_namespace(self.processes, namespaces.CLONE_NEWPID)
 
-    def leave(self, plan: Plan) -> None:
-        """What a program is to find."""
-        action = plan.data(_DEFAULT_ACTION)
+    def leave(self) -> None:
+        """Restore in a child what a program expects."""
         for number in self.ignored:
-            plan.do("rt_sigaction", number, action, 0, 8, text="reset signals")
-        limits = plan.data(struct.pack("=qq", *self.files))
-        plan.do("prlimit64", 0, resource.RLIMIT_NOFILE, limits, 0, text="limit open files")
-        _write_to(plan, _OOM_SCORE, self.oom_score)
+            signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
+        _write_to(_OOM_SCORE, self.oom_score)
 
 
-def write(plan: Plan, spec: dict[str, Any], template: rootfs.Template, origin: SupervisorOrigin) -> int:
-    """All that the process does. It has `go`, from which it reads once the container is on record, its supervisor as
-    `origin`, the `template`, `out` and `err`. Returns the step up to which nothing of the container is there."""
-    die_with_parent(plan)
-    origin.leave(plan)
-    join(plan, spec.get("cgroups", []))
-    plan.do("umask", 0, text="umask")
-    null = rootfs.enter(plan, spec, template)
-    waits = len(plan)
-    plan.do("read", plan.at["go"], plan.data(bytes(1)), 1, expect=1, text=_LEFT_ALONE)
-    plan.do("setsid", text="setsid")
-    take_streams(plan, (null, plan.at["out"], plan.at["err"]))
-    plan.keep_only("origin")  # before /proc is there, through which a pod could name whatever else is open
-    rootfs.finish(plan, spec)
-    take_identity(plan, spec)
-    poll = plan.data(struct.pack("=ihh", plan.at["origin"], select.POLLIN, 0))
-    plan.do("ppoll", poll, 1, plan.data(_NO_WAIT), 0, 0, expect=0, text=_LEFT_ALONE)
-    change_to(plan, spec.get("cwd") or "/")
-    execute(plan, spec["argv"], {"PATH": PATH, "HOME": "/", **spec["env"]})
-    return waits
+class ContainerFiles(NamedTuple):
+    """The descriptors that a container's first process begins with."""
+
+    go: int  # it reads a byte from it once the container is on record
+    out: int
+    err: int
 
 
-def change_to(plan: Plan, directory: str) -> None:
-    """The working directory of the program, as the one who runs it may enter it."""
-    text = f"working directory {directory!r}"
-    plan.do("fchdir", rootfs.open_inside(plan, AT_FDCWD, directory, os.O_DIRECTORY, text), text=text)
+def check(spec: Mapping[str, Any]) -> None:
+    """Raise Unusable for what the kernel could not take, before anything is made."""
+    mounts, devices = spec.get("mounts", ()), spec.get("devices", ())
+    paths = [spec.get("cwd") or "", *(one["path"] for one in devices)]
+    paths += [one.get(key) or "" for one in mounts for key in ("source", "target", "sub_path")]
+    for path in paths:
+        if len(os.fsencode(path)) > _LONGEST_PATH:
+            raise Unusable(f"path {path[:40]!r}... is longer than {_LONGEST_PATH} bytes")
+    for text in (*paths, *spec["argv"], *spec["env"], *spec["env"].values()):
+        if "\0" in text:
+            raise Unusable(f"{text[:80]!r} contains a zero byte")
 
 
-def die_with_parent(plan: Plan) -> None:
-    plan.do("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0, text="prctl")
+def become(
+    report: Report, spec: dict[str, Any], template: rootfs.Template, origin: SupervisorOrigin, files: ContainerFiles
+) -> None:
+    """Become a container: execute its program, or raise. Nothing of the container exists until `files.go` was read."""
+    die_with_parent()
+    origin.leave()
+    join(spec.get("cgroups", []))
+    os.umask(0)
+    null = rootfs.enter(spec, template)
+    if os.read(files.go, 1) != b"g":
+        raise OSError(errno.ESRCH, _LEFT_ALONE)
+    report.is_created = True
+    os.setsid()
+    take_streams((null, files.out, files.err))
+    namespaces.close_all_but(report.fd, origin.process)  # before /proc is there, which gives open files names
+    rootfs.finish(spec)
+    take_identity(spec)
+    parent = select.poll()
+    parent.register(origin.process, select.POLLIN)
+    if parent.poll(0):
+        raise OSError(errno.ESRCH, _LEFT_ALONE)
+    change_to(spec.get("cwd") or "/")
+    execute(spec["argv"], {"PATH": PATH, "HOME": "/", **spec["env"]})
 
 
-def join(plan: Plan, cgroups: Iterable[str]) -> None:
+def change_to(directory: str) -> None:
+    """Change to the working directory of the program, with the rights of the program."""
+    with step(f"working directory {directory!r}"):
+        fd = rootfs.open_inside(AT_FDCWD, directory, os.O_DIRECTORY)
+        os.fchdir(fd)
+        os.close(fd)
+
+
+def die_with_parent() -> None:
+    namespaces.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def join(cgroups: Iterable[str]) -> None:
     """Move the process, which has one thread, into control groups, given as directories. Where a thread can be moved
     (v1), that is cheaper: to move a process, the kernel holds up every fork and every change of a group meanwhile."""
     for directory in cgroups:
         name = "tasks" if os.path.exists(f"{directory}/tasks") else "cgroup.procs"
-        _write_to(plan, f"{directory}/{name}", b"0")
+        _write_to(f"{directory}/{name}", b"0")
 
 
-def take_streams(plan: Plan, streams: Sequence[int | Result]) -> None:
+def take_streams(streams: Sequence[int]) -> None:
     for number, fd in enumerate(streams):
-        plan.do("dup3", fd, number, 0, text="take streams")
+        os.dup2(fd, number)
 
 
-def take_identity(plan: Plan, spec: Mapping[str, Any]) -> None:
-    """Groups, user, capabilities, and death with the parent. What comes after is done with the rights of the program,
-    but nobody else who has these may look at the process before that."""
-    plan.do("umask", 0o022, text="umask")
+def take_identity(spec: Mapping[str, Any]) -> None:
+    """Take groups, user and capabilities, and die with the parent. Later steps have the rights of the program, but no
+    other process with these rights may inspect this one before its program runs."""
+    os.umask(0o022)
     kept = frozenset(spec.get("capabilities", KEPT_CAPABILITIES))
-    # A new one without a name. The agent's own may hold keys, of its login or of filesystems.
-    plan.do("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0, accept=_NO_KEYS, text="take a keyring")
+    with _unless(errno.ENOSYS):  # a new one without a name: the agent's own may hold keys
+        namespaces.keyctl(_KEYCTL_JOIN_SESSION_KEYRING)
     if not spec.get("privileged"):
-        seccomp.install(plan, may_make_users=_SYS_ADMIN in kept)
-        plan.do("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0, text="hide from others")
-        plan.do_all(_drops(kept))
-    groups = spec.get("groups", [])
-    plan.do("setgroups", len(groups), plan.data(struct.pack(f"={len(groups)}I", *groups)), text="take groups")
-    plan.do("setgid", spec.get("gid", 0), text="take a group")
-    plan.do("setuid", spec.get("uid", 0), text="take a user")
+        seccomp.install(may_make_users=_SYS_ADMIN in kept)
+        namespaces.prctl(_PR_SET_DUMPABLE, 0)
+        for capability in range(_LAST_CAPABILITY + 1):
+            if capability not in kept:
+                with _unless(errno.EINVAL):  # a kernel may not know every capability
+                    namespaces.prctl(_PR_CAPBSET_DROP, capability)
+    with step("take groups"):
+        os.setgroups(spec.get("groups", []))
+    with step("take a group"):
+        os.setgid(spec.get("gid", 0))
+    with step("take a user"):
+        os.setuid(spec.get("uid", 0))
     if not spec.get("privileged"):
-        sets = _capability_sets(kept if not spec.get("uid") else frozenset())
-        plan.do("capset", plan.data(_CAPABILITY_HEAD), plan.data(sets), text="keep capabilities")
+        namespaces.capset(_CAPABILITY_HEAD, _capability_sets(kept if not spec.get("uid") else frozenset()))
     if spec.get("no_new_privileges"):
-        plan.do("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, text="forbid new privileges")
-    die_with_parent(plan)
+        namespaces.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    die_with_parent()
 
 
-def execute(plan: Plan, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """The end of a plan."""
+def execute(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Execute a program, or raise. If none can be executed, the first that exists gives the reason."""
     name = argv[0]
     places = environment["PATH"].split(":") if "/" not in name else [""]
-    *others, last = [plan.text(f"{place}/{name}" if place else name) for place in places]
-    given = (plan.vector(argv), plan.vector(f"{key}={value}" for key, value in environment.items()))
-    text = f"exec: {name!r}"
-    if others:
-        for path in (*others, last):
-            plan.do("execve", path, *given, accept=ANY, text=text)
-    for path in others:  # none of them: the first that is there and cannot be executed says why
-        plan.do("execve", path, *given, accept=_NOT_FOUND, text=text)
-    plan.do("execve", last, *given, text=text)
+    reason: OSError | None = None
+    for place in places:
+        try:
+            os.execve(f"{place}/{name}" if place else name, list(argv), environment)
+        except OSError as error:
+            if reason is None or (reason.errno in _NOT_FOUND and error.errno not in _NOT_FOUND):
+                reason = error
+    with step(f"exec: {name!r}"):
+        raise reason or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+@contextlib.contextmanager
+def _unless(number: int) -> Iterator[None]:
+    """Ignore one error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != number:
+            raise
 
 
 @lru_cache(maxsize=64)
 def _capability_sets(kept: frozenset[int]) -> bytes:
-    """Effective, permitted and inheritable ones, in halves: what the program gets from the bounding set, and nothing to
-    hand on."""
+    """Return the effective, permitted and inheritable sets, in halves. The inheritable set is empty."""
     mask = sum(1 << one for one in kept) & _own_capabilities()
     low, high = mask & 0xFFFFFFFF, mask >> 32
     return struct.pack("=6I", low, low, 0, high, high, 0)
 
 
+@cache
 def _own_capabilities() -> int:
-    """Nobody can keep more than there is; the machine's may be fewer than all."""
+    """The permitted capabilities of this process; the machine may not have all."""
     lines = container_state.content_of("/proc/self/status").splitlines()
     return int(next(line for line in lines if line.startswith(b"CapPrm:")).split()[1], 16)
 
 
-@lru_cache(maxsize=64)
-def _drops(kept: frozenset[int]) -> Calls:
-    """From the bounding set; a kernel may not know every capability."""
-    dropped = [(_PR_CAPBSET_DROP, one, 0, 0, 0) for one in range(_LAST_CAPABILITY + 1) if one not in kept]
-    return Calls.of("prctl", dropped, text="drop capabilities", accept=_UNKNOWN)
-
-
-def _write_to(plan: Plan, path: str, content: bytes) -> None:
-    text = f"write to {path}"
-    fd = plan.get("openat", AT_FDCWD, path, os.O_WRONLY | os.O_CLOEXEC, 0, text=text)
-    plan.do("write", fd, plan.data(content), len(content), text=text)
-    plan.do("close", fd, text=text)
+def _write_to(path: str, content: bytes) -> None:
+    with step(f"write to {path}"):
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        os.write(fd, content)
+        os.close(fd)

@@ -11,6 +11,7 @@ whoever makes a user namespace has every capability in it, with which control gr
 here knows of.
 """
 
+import ctypes
 import errno
 import os
 import struct
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from moorage.node.runtime.launch import Plan, errors
+from moorage.node.runtime import namespaces
 
 
 class _Kind(NamedTuple):
@@ -46,16 +47,21 @@ _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 _FORM = struct.Struct("=HBBI")
 _PROGRAM = struct.Struct("=H6xQ")  # how many instructions, and where
 _SET_MODE_FILTER, _SPEC_ALLOW = 1, 4  # the latter: no slower for defences against what it may learn by speculation
-_NO_FILTERS = errors(errno.EINVAL, errno.ENOSYS)
+_NO_FILTERS = (errno.EINVAL, errno.ENOSYS)
 
 
-def install(plan: Plan, *, may_make_users: bool) -> None:
+def install(*, may_make_users: bool) -> None:
     """For the process and all that it executes, while it still has CAP_SYS_ADMIN. A kernel without filters, or of a
     machine that none is known for, goes on without."""
     code = filter_for(os.uname().machine, may_make_users=may_make_users)
     if code:
-        program = plan.data(_PROGRAM.pack(len(code) // _FORM.size, plan.data(code)))
-        plan.do("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program, accept=_NO_FILTERS, text="filter system calls")
+        memory = ctypes.create_string_buffer(code, len(code))
+        program = _PROGRAM.pack(len(code) // _FORM.size, ctypes.addressof(memory))
+        try:
+            namespaces.seccomp(_SET_MODE_FILTER, _SPEC_ALLOW, program)
+        except OSError as error:
+            if error.errno not in _NO_FILTERS:
+                raise
 
 
 @cache

@@ -46,12 +46,11 @@ _COLLECT_AFTER = 64  # ended containers
 class _Container:
     """One that was started here and has not ended."""
 
-    __slots__ = ("fail", "failure", "lock", "log", "pid", "pidfd", "plan", "reply", "spec", "state", "streams", "waits")
+    __slots__ = ("fail", "failure", "is_starting", "lock", "log", "pid", "pidfd", "reply", "spec", "state", "streams")
 
     def __init__(self, spec: dict[str, Any], pid: int, reply: int, lock: int) -> None:
         self.spec = spec
-        self.plan: launch.Plan | None = None  # until it has come up
-        self.waits = 0  # the step of the plan up to which nothing was there
+        self.is_starting = True
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.reply, self.lock = reply, lock
@@ -70,12 +69,10 @@ class ContainerSupervisor:
         control: socket.socket,
         agent: int,
         template: rootfs.Template,
-        launcher: launch.Launcher,
         origin: sandbox.SupervisorOrigin,
     ) -> None:
         self._control: socket.socket | None = control
         self._agent = agent
-        self._launcher = launcher
         self._template = template
         self._origin = origin
         self._poll = select.epoll()
@@ -160,6 +157,7 @@ class ContainerSupervisor:
             if os.getppid() != self._agent:  # asked after locking: the next agent looks for the lock first
                 raise OSError(errno.ESRCH, "the agent that asked is gone")
             spec = json.loads(container_state.content_of(path))
+            sandbox.check(spec)
             container = self._launch(spec, reply, lock)
         except BaseException:
             os.close(lock)
@@ -177,13 +175,14 @@ class ContainerSupervisor:
             if spec.get("uid"):  # its program may open them once more, by name
                 for fd in (out_write, err_write):
                     os.fchown(fd, spec["uid"], -1)
-            given = {"go": go_read, "template": self._template.namespace, "origin": self._origin.process}
-            plan = self._launcher.plan(fail_write, **given, out=out_write, err=err_write)
-            waits = sandbox.write(plan, spec, self._template, self._origin)
+            files = sandbox.ContainerFiles(go_read, out_write, err_write)
             if not spec.get("host_pid"):
                 namespaces.unshare(namespaces.CLONE_NEWPID)
             try:
-                pid = self._launcher.launch(plan)
+                pid = launch.fork(
+                    lambda report: sandbox.become(report, spec, self._template, self._origin, files),
+                    launch.Report(fail_write),
+                )
             finally:
                 self._origin.return_to_processes()
         except BaseException:
@@ -200,7 +199,6 @@ class ContainerSupervisor:
                 os.close(fd)
             _end_child(pid)
             raise
-        container.plan, container.waits = plan, waits
         container.state = {**self._me, "pid": pid, "start": container_state.start_ticks(pid), "started": time.time()}
         for fd in (out, err, fail):
             os.set_blocking(fd, False)
@@ -240,11 +238,11 @@ class ContainerSupervisor:
             for fd in (*self._handlers, self._poll.fileno()):
                 os.close(fd)
             for container in self._containers:
-                if container.plan is not None:  # it is being started: who waits for it must not wait for this one
+                if container.is_starting:  # its agent waits for the start, and must not wait for this process
                     os.close(container.reply)
                     os.close(container.lock)
             os.setsid()
-            status = exec_child.run(request, given, reply, self._launcher, self._origin)
+            status = exec_child.run(request, given, reply, self._origin)
         except BaseException as error:
             _answer(reply, {"error": _words_of(error)})
         finally:
@@ -272,7 +270,7 @@ class ContainerSupervisor:
             self._up(container)
 
     def _up(self, container: _Container) -> None:
-        container.plan = None
+        container.is_starting = False
         _answer(container.reply, {"state": container.state})  # if nobody hears it, the next agent takes this up
         self._let_go(container)
 
@@ -324,10 +322,9 @@ class ContainerSupervisor:
 
     def _failed(self, container: _Container) -> None:
         """Where nothing was created there is no state of it either."""
-        assert container.plan is not None
-        step, text = container.plan.failure(container.failure)
+        text, is_created = launch.failure_from(container.failure)
         failure: dict[str, Any] = {"error": text}
-        if step <= container.waits:
+        if not is_created:
             with contextlib.suppress(OSError):
                 os.unlink(container.spec["state"])
         else:
@@ -393,7 +390,7 @@ def _become_quiet() -> None:
     os.chdir("/")
 
 
-def main(control_fd: int, agent: int, open_files: int, program: str, hide: list[str]) -> None:
+def main(control_fd: int, agent: int, open_files: int, hide: list[str]) -> None:
     """Serve until nobody needs it."""
     os.closerange(3, control_fd)  # the agent may have been given files that every child gets
     os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -407,12 +404,14 @@ def main(control_fd: int, agent: int, open_files: int, program: str, hide: list[
     with open("/proc/self/comm", "wb") as name:  # else it would be called after the descriptor that it was executed by
         name.write(b"supervisor")
     origin = sandbox.SupervisorOrigin.take(open_files)
-    supervisor = ContainerSupervisor(control, agent, template, launch.Launcher(program), origin)
+    supervisor = ContainerSupervisor(control, agent, template, origin)
     _become_quiet()
+    sys.path.clear()  # children run in the roots of containers, where nothing may be imported
+    sys.meta_path.clear()
     gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process
     gc.freeze()
     supervisor.run()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from moorage.node.runtime import launch
 from moorage.node.runtime.process_runtime import RunningContainer, Runtime
 
 
@@ -75,9 +74,3 @@ async def bench(tmp_path):
         while runtime._followed:
             await asyncio.sleep(0.01)
         await runtime.close()
-
-
-@pytest.fixture(params=["compiled", "forked"])
-def either(request, monkeypatch):
-    if request.param == "forked":
-        monkeypatch.setattr(launch, "PROGRAM", "")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from moorage.host import loop
-from moorage.node.runtime import launch
 from moorage.node.runtime.process_runtime import ContainerFailed
 from moorage.node.runtime.sandbox import KEPT_CAPABILITIES
 
@@ -84,7 +83,6 @@ def with_sub_path(tmp_path):
     return [{"source": str(tmp_path / "v"), "target": "/v", "sub_path": "sub"}]
 
 
-@pytest.mark.usefixtures("either")
 async def test_no_working_directory_leads_out_through_a_file_that_is_open(bench, tmp_path):
     mounts, runtime = with_sub_path(tmp_path), bench.runtime()
     for fd in range(3, 24):
@@ -94,17 +92,15 @@ async def test_no_working_directory_leads_out_through_a_file_that_is_open(bench,
         assert not (tmp_path / "new").exists(), fd
 
 
-@pytest.mark.usefixtures("either")
 async def test_a_program_is_none_of_the_files_that_are_open_before_it(bench, tmp_path):
     mounts, runtime = with_sub_path(tmp_path), bench.runtime()
     runs = [bench.spec(f"/proc/self/fd/{fd}", mounts=mounts) for fd in range(3, 40)]
     said = [await outcome(bench, document, runtime) for document in runs]
     found = [one for one in said if "No such file or directory" not in one]
-    assert len(found) == 3, found  # what has no name: the pipe that tells of failures, the supervisor, and "/" itself
+    assert len(found) == 2, found  # what has no name: the pipe that reports failures, and the supervisor
     assert all("Permission denied" in one for one in found)
 
 
-@pytest.mark.usefixtures("either")
 async def test_no_volume_is_placed_through_a_link_of_proc(bench, tmp_path):
     (tmp_path / "v").mkdir()
     shown = {"source": "/proc", "target": "/hp", "read_only": True}  # of the host
@@ -118,7 +114,6 @@ async def test_no_volume_is_placed_through_a_link_of_proc(bench, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.usefixtures("either")
 async def test_what_a_program_reads_from_is_no_file_of_a_volume(bench, tmp_path):
     volume = tmp_path / "v"
     volume.mkdir()
@@ -128,14 +123,12 @@ async def test_what_a_program_reads_from_is_no_file_of_a_volume(bench, tmp_path)
     assert await outcome(bench, bench.spec("readlink", "/proc/self/fd/0", mounts=mounts)) == "/dev/null"
 
 
-async def test_the_interpreter_that_enters_a_container_cannot_be_written_to_there(bench, monkeypatch):
-    """Without a compiled launcher it is what /proc/self/exe means on the way to the program."""
-    monkeypatch.setattr(launch, "PROGRAM", "")
+async def test_the_interpreter_that_enters_a_container_cannot_be_written_to_there(bench):
+    """It is what /proc/self/exe means on the way to the program."""
     script = "import os, sys; print(sys.version_info.major, os.access('/proc/self/exe', os.W_OK))"
     assert await outcome(bench, bench.spec("/proc/self/exe", "-c", script)) == "3 False"
 
 
-@pytest.mark.usefixtures("either")
 async def test_who_sees_the_processes_of_the_host_is_not_led_out_through_them(bench, tmp_path):
     (tmp_path / "secret").write_text("of the host")
     root = f"/proc/{os.getpid()}/root"
@@ -147,7 +140,6 @@ async def test_who_sees_the_processes_of_the_host_is_not_led_out_through_them(be
     assert said == f"exec: '{root}/bin/echo': Permission denied"
 
 
-@pytest.mark.usefixtures("either")
 async def test_who_enters_is_not_led_out_either(bench):
     runtime, container = bench.runtime(), bench.container()
     await runtime.start(container, bench.spec("sleep", "1000", host_pid=True))
@@ -163,7 +155,6 @@ async def test_who_enters_is_not_led_out_either(bench):
             session.close()
 
 
-@pytest.mark.usefixtures("either")
 async def test_a_device_in_a_volume_is_of_use_only_where_that_is_said(bench, tmp_path):
     volume = tmp_path / "v"
     volume.mkdir()
@@ -176,7 +167,6 @@ async def test_a_device_in_a_volume_is_of_use_only_where_that_is_said(bench, tmp
         assert said in await outcome(bench, document)
 
 
-@pytest.mark.usefixtures("either")
 async def test_the_node_of_a_block_volume_is_never_in_another_volume(bench, tmp_path):
     volume, number = tmp_path / "v", os.makedev(7, 250)
     volume.mkdir()
@@ -207,7 +197,6 @@ def at(target, source, **more):
     return {"source": str(source), "target": target, **more}
 
 
-@pytest.mark.usefixtures("either")
 async def test_no_other_volume_turns_the_path_of_a_read_only_one_elsewhere(bench, tmp_path):
     first, second, kept, decoy = volumes(tmp_path, "first", "second", "kept", "decoy")
     (first / "link").symlink_to("/mnt")
@@ -218,7 +207,6 @@ async def test_no_other_volume_turns_the_path_of_a_read_only_one_elsewhere(bench
     assert (kept / "key").read_text() == "as it was\n"
 
 
-@pytest.mark.usefixtures("either")
 async def test_a_read_only_volume_does_not_turn_its_own_path_elsewhere(bench, tmp_path):
     first, kept, decoy = volumes(tmp_path, "first", "kept", "decoy")
     (kept / "run").symlink_to("/run")  # as /var of most hosts
@@ -231,7 +219,6 @@ async def test_a_read_only_volume_does_not_turn_its_own_path_elsewhere(bench, tm
 DETACHES = "import fcntl, os; fcntl.ioctl(os.open('/dev/mine', os.O_RDWR), 0x4C01, 0)"  # LOOP_CLR_FD needs no right
 
 
-@pytest.mark.usefixtures("either")
 async def test_nobody_detaches_the_device_of_a_block_volume(bench, tmp_path):
     """Its number would be the next volume's, and so would the node in the container."""
     image = tmp_path / "image"
@@ -251,7 +238,6 @@ async def test_nobody_detaches_the_device_of_a_block_volume(bench, tmp_path):
             loop.detach(one)
 
 
-@pytest.mark.usefixtures("either")
 async def test_user_namespaces_are_made_only_by_who_has_their_rights_already(bench):
     runtime = bench.runtime()
     for rights, said in (
@@ -280,7 +266,6 @@ async def entered(runtime, container, *argv):
 SESSION_KEYRING = "import ctypes; print(ctypes.CDLL(None).syscall({number}, 0, -3, 1))"  # KEYCTL_GET_KEYRING_ID
 
 
-@pytest.mark.usefixtures("either")
 async def test_the_keys_of_the_agents_session_are_not_in_containers(bench):
     number = {"x86_64": 250}.get(os.uname().machine, 219)
     script = SESSION_KEYRING.format(number=number)

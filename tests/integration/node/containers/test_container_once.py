@@ -14,7 +14,7 @@ import pytest
 
 from moorage.host import mountinfo
 from moorage.host.safe_remove import remove_tree
-from moorage.node.runtime import container_state, launch
+from moorage.node.runtime import container_state
 from moorage.node.runtime import process_runtime as module
 from moorage.node.runtime.orphans import groups_of
 from moorage.node.runtime.process_runtime import ContainerFailed
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.root
 CHANGES_USER = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000"]
 
 
-@pytest.mark.usefixtures("either")
 async def test_a_start_is_heard_while_a_program_that_was_entered_goes_on(bench):
     runtime, first, second, hanging = bench.runtime(), bench.container(), bench.container("b"), bench.hanging()
     await runtime.start(first, bench.spec("sleep", "1000"))
@@ -40,8 +39,7 @@ async def test_a_start_is_heard_while_a_program_that_was_entered_goes_on(bench):
     session.close()
 
 
-async def test_a_fork_that_hangs_holds_up_no_other(bench, monkeypatch):
-    monkeypatch.setattr(launch, "PROGRAM", "")
+async def test_a_fork_that_hangs_holds_up_no_other(bench):
     runtime, names = bench.runtime(), ("a", "b")
     hanging = [bench.hanging() for _ in names]
     containers = [bench.container(name) for name in names]
@@ -230,7 +228,6 @@ async def test_nothing_is_left_of_one_that_sees_the_processes_of_the_host(group,
     assert not bench.lives(left)
 
 
-@pytest.mark.usefixtures("either")
 async def test_a_long_environment_is_no_hindrance_to_entering(bench):
     runtime, container = bench.runtime(), bench.container()
     environment = {f"V{number}": "x" * 60_000 for number in range(8)}
@@ -248,7 +245,6 @@ async def test_a_long_environment_is_no_hindrance_to_entering(bench):
     os.close(read)
 
 
-@pytest.mark.usefixtures("either")
 async def test_only_the_container_itself_is_entered_whoever_has_its_number_now(bench):
     runtime, container = bench.runtime(), bench.container()
     await runtime.start(container, bench.spec("sleep", "1000"))
