@@ -83,9 +83,10 @@ async def _up(settings: UpSettings) -> None:
         _print_report(console, settings, report)
         await _status_until(stop, cluster)
     finally:
-        console.print("Stopping: pods end, volumes are unmounted …")
-        await cluster.stop()
-        console.print(f"Stopped. Everything is kept in {settings.data_dir}; the same command carries on.")
+        if cluster.owns_data:
+            console.print("Stopping: pods end, volumes are unmounted …")
+            await cluster.stop()
+            console.print(f"Stopped. Everything is kept in {settings.data_dir}; the same command carries on.")
 
 
 def _print_report(console: Console, settings: UpSettings, report: Report) -> None:

@@ -48,6 +48,10 @@ class DataLayout:
     def lock(self) -> Path:
         return self.root / "run" / "up.lock"
 
+    @property
+    def record(self) -> Path:
+        return self.root / "cluster.json"
+
     def node(self, name: str) -> Path:
         """The root directory of a node's agent, as the kubelet's."""
         return self.root / "nodes" / name

@@ -71,6 +71,11 @@ class Cluster:
         began, since = time.monotonic(), time.time()
         self.layout.make()
         self._lock = _locked(self.layout.lock)
+        try:
+            self.settings = self.settings.continuing()
+        except UsageError:
+            self._unlock()
+            raise
         pool = None
         if not self.settings.driver:
             pool = await asyncio.to_thread(ensure_pool, self.layout, self.settings.pool, self.settings.pool_size_bytes)
@@ -97,7 +102,12 @@ class Cluster:
         )
 
     async def stop(self) -> None:
-        """Pods end, volumes are unmounted, then the driver stops, then the API server; nothing is lost."""
+        """Pods end, volumes are unmounted, then the driver stops, then the API server; nothing is lost.
+
+        Does nothing if `start` did not get the data directory: everything in it belongs to another cluster then.
+        """
+        if not self.owns_data:
+            return
         nodes = self.settings.node_names
         await asyncio.gather(*(self.supervisor.stop([_worker(name)]) for name in nodes))
         await asyncio.gather(*(self.supervisor.stop([_driver(name)]) for name in nodes))
@@ -105,8 +115,16 @@ class Cluster:
         if self.server is not None:
             await self.server.stop()
         await asyncio.to_thread(release_pool, self.layout)
-        if self._lock >= 0:
-            os.close(self._lock)
+        self._unlock()
+
+    @property
+    def owns_data(self) -> bool:
+        """Whether the data directory is this cluster's: it was free, and holds nothing of another shape."""
+        return self._lock >= 0
+
+    def _unlock(self) -> None:
+        os.close(self._lock)
+        self._lock = -1
 
     def client(self) -> Client:
         """A client of this cluster's API server, over its socket."""
@@ -220,10 +238,13 @@ def _locked(path: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise UsageError(
-            f"another `moorage up` runs on {path.parent.parent}; stop it, or give another --data-dir"
+            f"another `moorage up` (process {holder}) runs on {path.parent.parent}; stop it, or give another --data-dir"
         ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
 
 

@@ -7,8 +7,10 @@ Start reading at: `UpSettings.checked`.
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from moorage.cluster.layout import DataLayout
 from moorage.errors import MoorageError, UsageError
@@ -23,6 +25,13 @@ class CannotRunHere(MoorageError):
     code = "FAILED_PRECONDITION"
 
 
+class ClusterRecord(msgspec.Struct, frozen=True):
+    """What a data directory holds: the scope of its pool, and whether the driver is Moorage's own."""
+
+    scope: str
+    is_ours: bool = True
+
+
 @dataclass(frozen=True)
 class UpSettings:
     """One cluster on this machine."""
@@ -35,6 +44,7 @@ class UpSettings:
     port: int = 0
     log_level: str = "info"
     plugin_flags: tuple[str, ...] = ()
+    scope: str = ""  # of the pool; empty: as the number of nodes calls for
 
     @property
     def layout(self) -> DataLayout:
@@ -47,7 +57,7 @@ class UpSettings:
     @property
     def is_shared(self) -> bool:
         """Several nodes share one pool, so volumes are attached; one node needs no attaching."""
-        return self.nodes > 1
+        return self.scope == "shared" if self.scope else self.nodes > 1
 
     @property
     def has_foreign_socket(self) -> bool:
@@ -69,6 +79,31 @@ class UpSettings:
             raise UsageError(f"--data-dir is too long a path: the socket {too_long} would exceed 107 characters")
         self._check_machine()
         return self
+
+    def continuing(self) -> "UpSettings":
+        """Return these settings for what the data directory holds already, and record them there.
+
+        A cluster keeps the scope of its pool: volumes of one node cannot become volumes of many. Raises UsageError
+        if the directory holds a cluster of another shape.
+        """
+        record = self.layout.record
+        try:
+            held = msgspec.json.decode(record.read_bytes(), type=ClusterRecord)
+        except FileNotFoundError:
+            held = ClusterRecord("shared" if self.is_shared else "node", is_ours=not self.driver)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{record} is damaged ({error}); remove it, or give another --data-dir") from error
+        where = f"{self.data_dir} holds a cluster"
+        if held.is_ours == bool(self.driver):
+            with_driver = "of Moorage's own driver" if held.is_ours else "of a driver given with --driver"
+            raise UsageError(f"{where} {with_driver}; start it that way, or give another --data-dir")
+        if held.scope == "node" and self.nodes > 1:
+            raise UsageError(
+                f"{where} of one node, whose volumes belong to that node; start it without --nodes, or give another "
+                f"--data-dir for {self.nodes} nodes"
+            )
+        record.write_bytes(msgspec.json.encode(held))
+        return replace(self, scope=held.scope)
 
     def _check_machine(self) -> None:
         if os.geteuid() != 0:

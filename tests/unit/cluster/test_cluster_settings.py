@@ -48,3 +48,34 @@ def test_folders_are_for_their_owner_only(tmp_path):
     layout = DataLayout(tmp_path / "m")
     layout.make()
     assert [path.stat().st_mode & 0o777 for path in (layout.root, layout.api, layout.logs, layout.run)] == [0o700] * 4
+
+
+def settings(data_dir, **changes):
+    made = UpSettings(data_dir, **changes)
+    made.layout.make()
+    return made
+
+
+def test_a_data_directory_of_one_node_is_not_started_with_two(tmp_path):
+    assert not settings(tmp_path).continuing().is_shared
+    with pytest.raises(UsageError, match=r"of one node.*without --nodes, or give another --data-dir for 2 nodes"):
+        settings(tmp_path, nodes=2).continuing()
+    assert not settings(tmp_path).continuing().is_shared  # the refusal changed nothing
+
+
+def test_a_shared_pool_stays_shared_whatever_the_number_of_nodes(tmp_path):
+    assert settings(tmp_path, nodes=2).continuing().is_shared
+    assert settings(tmp_path, nodes=1).continuing().is_shared
+    assert settings(tmp_path, nodes=3).continuing().is_shared
+
+
+def test_a_data_directory_keeps_its_kind_of_driver(tmp_path):
+    settings(tmp_path).continuing()
+    with pytest.raises(UsageError, match="of Moorage's own driver"):
+        settings(tmp_path, driver="unix:///run/csi.sock").continuing()
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    settings(tmp_path).layout.record.write_text("{")
+    with pytest.raises(UsageError, match=r"cluster\.json is damaged"):
+        settings(tmp_path).continuing()
