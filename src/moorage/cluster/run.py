@@ -34,8 +34,6 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 _READY_TIMEOUT_S = 60.0
-# The embedded server collects garbage itself, from its index of owners; the controller would watch every kind for that.
-_CONTROLLERS = tuple(name for name in controllers.CONTROLLERS if name != "garbage")
 
 
 class StartTimeout(MoorageError):
@@ -149,7 +147,7 @@ class Cluster:
         async with Client(
             kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-controllers"
         ) as client:
-            await controllers.run(client, controllers.ControllerSettings(names=_CONTROLLERS))
+            await controllers.run(client, controllers.ControllerSettings())
 
     def _start_driver(self, node: str, pool: PoolReport | None) -> None:
         if self.settings.has_foreign_socket:

@@ -35,7 +35,6 @@ CONTROLLERS: dict[str, str] = {
     "scheduler": "moorage.controllers.scheduler.run",
     "snapshots": "moorage.controllers.snapshots.run",
     "ephemeral": "moorage.controllers.ephemeral",
-    "garbage": "moorage.controllers.garbage.run",
     "nodelifecycle": "moorage.controllers.nodelifecycle.run",
 }
 BY_NAME_ONLY = {"nodelifecycle"}  # every real cluster runs it already

@@ -43,7 +43,7 @@ def test_a_name_that_is_none_is_told_with_those_that_are() -> None:
 
 def test_controllers_are_chosen_by_name_in_the_order_of_the_table() -> None:
     assert list(chosen(["expansion", "binder"])) == ["binder", "expansion"]
-    assert {"binder", "attachdetach", "protection", "scheduler", "snapshots", "garbage"} <= set(CONTROLLERS)
+    assert {"binder", "attachdetach", "protection", "scheduler", "snapshots", "ephemeral"} <= set(CONTROLLERS)
 
 
 @pytest.mark.parametrize(("flags", "is_forced"), [([], True), (["--disable-force-detach-on-timeout"], False)])
