@@ -4,6 +4,7 @@ Owns: the spelling. Constants, and the names that are computed from other names.
 Start reading at: the first section.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -90,3 +91,26 @@ MIGRATED_PLUGINS: Final[Mapping[str, str]] = {  # in-tree plugins that CSI drive
     "kubernetes.io/portworx-volume": "pxd.portworx.com",
     "kubernetes.io/vsphere-volume": "csi.vsphere.vmware.com",
 }
+
+_LEASES: Final[Mapping[str, str]] = {  # the official names, so that an official and a Moorage instance never both lead
+    "provisioner": "{driver}",
+    "attacher": "external-attacher-leader-{driver}",
+    "resizer": "external-resizer-{driver}",
+    "snapshotter": "external-snapshotter-leader-{driver}",
+    "health": "external-health-monitor-leader-{driver}",
+    "capacity": "external-capacity-{driver}",  # officially a part of the provisioner; only if it runs on its own
+}
+
+
+def lease_name(role: str, driver: str) -> str:
+    """Return the name of the Lease that the leader of a sidecar role for `driver` holds; empty if the role has none.
+
+    Drivers `a.b` and `a-b` share a lease, as they always have.
+    """
+    return sanitised(_LEASES[role].format(driver=sanitised(driver))) if role in _LEASES else ""
+
+
+def sanitised(name: str) -> str:
+    """Return a name as the official sidecars put it into leases and finalizers."""
+    name = re.sub(r"[^A-Za-z0-9-]", "-", name)
+    return name + "X" if name.endswith("-") else name

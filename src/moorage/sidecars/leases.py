@@ -1,6 +1,6 @@
 """The name of each role's lease: the official ones, so that an official and a Moorage instance never both lead."""
 
-from moorage.kube.control.election import sanitised
+from moorage.kube.names import sanitised
 from moorage.sidecars.roles import Role
 
 

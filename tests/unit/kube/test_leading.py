@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from moorage.errors import UsageError
-from moorage.kube.control.election import ElectionConfig, Elector, LeadershipLost, sanitised
+from moorage.kube.control.election import ElectionConfig, Elector, LeadershipLost
+from moorage.kube.names import sanitised
 from moorage.kube.objects.meta import micro_timestamp_text
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/lock"

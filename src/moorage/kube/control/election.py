@@ -8,7 +8,6 @@ Start reading at: `Elector.lead`.
 import asyncio
 import math
 import random
-import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -57,12 +56,6 @@ class ElectionConfig:
                 f"leader election of {self.name!r}: want lease > renew deadline > 0, retry > 0 and an "
                 f"identity, not {self.lease_s}, {self.renew_s}, {self.retry_s} and {self.identity!r}"
             )
-
-
-def sanitised(name: str) -> str:
-    """A lease name as the official sidecars make it."""
-    name = re.sub(r"[^A-Za-z0-9-]", "-", name)
-    return name + "X" if name.endswith("-") else name
 
 
 class Elector:
