@@ -147,7 +147,7 @@ class Cluster:
         async with Client(
             kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-controllers"
         ) as client:
-            await controllers.run(client, controllers.ControllerSettings())
+            await controllers.run(client, controllers.ControllerSettings(names=tuple(controllers.CONTROLLERS)))
 
     def _start_driver(self, node: str, pool: PoolReport | None) -> None:
         if self.settings.has_foreign_socket:

@@ -16,7 +16,8 @@ from moorage.errors import MoorageError
 from moorage.kube.api.client import Client
 from moorage.kube.errors import NotFound
 from moorage.kube.names import RESERVED_PREFIX
-from moorage.kube.objects.core import Secret, SecretReference
+from moorage.kube.objects.core import Secret
+from moorage.kube.objects.meta import SecretReference
 
 # Both ${name} and $name, as the official sidecars and the snapshot controller accept them.
 _TOKEN = re.compile(r"\$\{([^}]*)\}|\$([A-Za-z_][A-Za-z0-9_]*|[*#$@!?0-9-])")
@@ -106,10 +107,8 @@ def template_of(parameters: Mapping[str, str], keys: SecretKeys) -> tuple[str, s
 
     Raises BadSecret if only one of them is set, or one is empty.
     """
-    current, old = (
-        _pair_in(parameters, keys.name, keys.namespace),
-        _pair_in(parameters, keys.old_name, keys.old_namespace),
-    )
+    current = _pair_in(parameters, keys.name, keys.namespace)
+    old = _pair_in(parameters, keys.old_name, keys.old_namespace)
     if current is not None and old is not None:
         raise BadSecret(f"both {keys.name} and the deprecated {keys.old_name} are set; keep the first")
     return current or old
