@@ -132,10 +132,14 @@ class FreeVolumes:
         return [volume for volume in found if volume is not None]
 
     def best_for(self, claim: PersistentVolumeClaim, *, only_reserved: bool = False) -> PersistentVolume | None:
-        """The volume that the claim gets: of the groups with the fewest modes that has one, the one reserved for it,
-        or else the smallest that fits, the first by name where sizes are equal."""
+        """Return the volume for a claim, None if there is none.
+
+        Groups with the fewest access modes come first. In a group, volumes reserved for the claim come before others;
+        then the smallest that fits is taken, the first by name among equals.
+        """
         wanted = set(claim.spec.access_modes)
         reserved = [volume for volume in self.reserved_for(claim.key) if takes_reserved(volume, claim)]
+        reserved.sort(key=lambda volume: (capacity_bytes(volume), volume.name))
         groups = {modes_of(volume.spec.access_modes) for volume in reserved}
         groups |= set() if only_reserved else set(self._shelves)
         for modes in sorted((modes for modes in groups if wanted <= set(modes)), key=lambda modes: (len(modes), modes)):

@@ -45,6 +45,11 @@ CASES = {
     "a volume must be Available": ([volume("a", phase="Pending"), volume("b", phase="Failed")], claim(), None),
     "a volume of another claim is not offered": ([volume("a", claim="other")], claim(), None),
     "a reserved volume comes first": ([volume("a"), volume("b", "9Gi", claim="claim")], claim(), "b"),
+    "of two reserved volumes the smaller is taken": (
+        [volume("a", "9Gi", claim="claim"), volume("b", "2Gi", claim="claim")],
+        claim(),
+        "b",
+    ),
     "a reserved volume may have another class, selector and phase": (
         [volume("a", claim="claim", storageClassName="fast", phase="Pending")],
         claim(selector={"matchLabels": {"tier": "gold"}}),
