@@ -190,11 +190,9 @@ class Cluster:
         """The driver's name, and whether it needs attaching; a foreign one is asked."""
         if not self.settings.driver:
             return defaults.DRIVER, self.settings.is_shared
-        from moorage.cluster.foreign import driver_facts  # gRPC is half of a process: only a foreign driver needs it
-
         node = self.settings.node_names[0]
         try:
-            return await driver_facts(self._socket(node), _READY_TIMEOUT_S)
+            return await _ask_driver(self._socket(node), _READY_TIMEOUT_S)
         except MoorageError as error:
             part = self.supervisor.parts.get(_driver(node))
             why = f" ({part.last_failure})" if part is not None and part.last_failure else ""
@@ -258,3 +256,20 @@ def _write_kubeconfig(path: Path, socket: Path, token: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(document, file)
+
+
+async def _ask_driver(socket: Path, timeout_s: float) -> tuple[str, bool]:
+    """Ask a driver for its name, and whether its volumes are attached to nodes."""
+    # Only `--driver` needs gRPC, which is half of the memory of this process.
+    from moorage.csi import csi_pb2 as pb
+    from moorage.csi.capabilities import read_capabilities
+    from moorage.csi.client import CsiClient
+    from moorage.csi.errors import CsiError
+
+    async with CsiClient(f"unix://{socket}", timeout_s=10) as client:
+        try:
+            await client.wait_ready(timeout_s)
+        except TimeoutError as error:
+            raise CsiError("Probe", "UNAVAILABLE", f"not ready within {timeout_s:.0f} s") from error
+        info = await client.GetPluginInfo(pb.GetPluginInfoRequest())
+        return info.name, (await read_capabilities(client)).attaches

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.capabilities import read_capabilities
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 
@@ -173,38 +174,11 @@ async def run_checks(config: CheckConfig, only: str = "") -> AsyncIterator[Check
     order = [module.SERVICE for module in (identity, controller, snapshots, groups, node)]
     async with CsiClient(config.endpoint, timeout_s=config.timeout_s) as client:
         await client.wait_ready(config.timeout_s)
-        capabilities = await capabilities_of(client)
+        capabilities = (await read_capabilities(client)).names()
         info = await _node_info(client)
         for one in sorted(REGISTRY, key=lambda one: order.index(one.service)):
             if only.lower() in f"{one.service} {one.title}".lower():
                 yield await _run(one, config, client, capabilities, info)
-
-
-async def capabilities_of(client: CsiClient) -> frozenset[str]:
-    """Everything that the driver says it can, as `plugin:X`, `expansion:X`, `controller:X`, `node:X`, `group:X`."""
-    found: set[str] = set()
-    plugin = await client.GetPluginCapabilities(pb.GetPluginCapabilitiesRequest())
-    for entry in plugin.capabilities:
-        if entry.HasField("service"):
-            found.add(f"plugin:{_name(pb.PluginCapability.Service.Type, entry.service.type)}")
-        if entry.HasField("volume_expansion"):
-            found.add(f"expansion:{_name(pb.PluginCapability.VolumeExpansion.Type, entry.volume_expansion.type)}")
-    if "plugin:CONTROLLER_SERVICE" in found:
-        controller = await client.ControllerGetCapabilities(pb.ControllerGetCapabilitiesRequest())
-        kinds = pb.ControllerServiceCapability.RPC.Type
-        found |= {f"controller:{_name(kinds, entry.rpc.type)}" for entry in controller.capabilities}
-    if "plugin:GROUP_CONTROLLER_SERVICE" in found:
-        group = await client.GroupControllerGetCapabilities(pb.GroupControllerGetCapabilitiesRequest())
-        group_kinds = pb.GroupControllerServiceCapability.RPC.Type
-        found |= {f"group:{_name(group_kinds, entry.rpc.type)}" for entry in group.capabilities}
-    try:
-        node = await client.NodeGetCapabilities(pb.NodeGetCapabilitiesRequest())
-        node_kinds = pb.NodeServiceCapability.RPC.Type
-        found |= {f"node:{_name(node_kinds, entry.rpc.type)}" for entry in node.capabilities} | {"node:SERVICE"}
-    except CsiError as error:
-        if not error.is_unimplemented:
-            raise
-    return frozenset(found)
 
 
 async def _node_info(client: CsiClient) -> pb.NodeGetInfoResponse:
@@ -236,7 +210,3 @@ async def _run(
     except TimeoutError:
         result, detail = "failed", f"no end within {config.timeout_s:g} s"
     return CheckResult(one.service, one.title, result, time.monotonic() - began, detail)
-
-
-def _name(enum: Any, number: int) -> str:
-    return str(enum.Name(number)) if number in enum.values() else f"unknown value {number}"

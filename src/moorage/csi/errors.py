@@ -51,6 +51,10 @@ class InvalidEndpoint(InvalidRequest):
     """An address that no CSI socket can have."""
 
 
+class InvalidAccessModes(InvalidRequest):
+    """A set of Kubernetes access modes that has no CSI access mode."""
+
+
 class EndpointInUse(MoorageError):
     """Another process answers on the socket that was to be served."""
 

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from moorage.csi import csi_pb2 as pb
+from moorage.csi.access_modes import capability_of
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import ApiConfig
 from moorage.kube.cache.informer import Informer, Informers
@@ -25,6 +27,7 @@ from moorage.kube.objects import (
     PersistentVolumeClaim,
     StorageClass,
     VolumeAttachment,
+    VolumeSpec,
 )
 from moorage.kube.selectors import node_matches
 from moorage.log import get_logger
@@ -95,6 +98,16 @@ class RoleContext:
     def queue(self, name: str) -> WorkQueue[str]:
         start_s, max_s = self.settings.retry_interval_start_s, self.settings.retry_interval_max_s
         return WorkQueue(name, start_s=start_s, max_s=max_s)
+
+    def volume_capability(self, spec: VolumeSpec) -> pb.VolumeCapability:
+        """Return the one CSI capability that a volume's spec amounts to."""
+        return capability_of(
+            spec.access_modes,
+            spec.volume_mode == "Block",
+            (spec.csi.fs_type if spec.csi is not None else "") or self.settings.default_fstype,
+            spec.mount_options,
+            self.driver.capabilities.single_node_multi_writer,
+        )
 
     def recorder(self, component: str) -> Recorder:
         return Recorder(self.client, component, self.around.node_name)

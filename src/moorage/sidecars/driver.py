@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.capabilities import Capabilities, read_capabilities
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.log import get_logger
@@ -24,48 +25,6 @@ T = TypeVar("T")
 _CONNECT_TRY_S = 10.0
 _DISCOVER_TIMEOUT_S = 10.0
 _PROBE_PAUSE_S = 1.0
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What the driver said it can do, by the names that the protocol has for it."""
-
-    plugin: frozenset[str] = frozenset()
-    rpcs: frozenset[str] = frozenset()
-    group: frozenset[str] = frozenset()
-    node: frozenset[str] = frozenset()
-
-    def controller(self, name: str) -> bool:
-        """Whether the controller service exists and has this capability."""
-        return "CONTROLLER_SERVICE" in self.plugin and name in self.rpcs
-
-    @property
-    def has_topology(self) -> bool:
-        return "VOLUME_ACCESSIBILITY_CONSTRAINTS" in self.plugin
-
-    @property
-    def single_node_multi_writer(self) -> bool:
-        return self.controller("SINGLE_NODE_MULTI_WRITER")
-
-    @property
-    def attaches(self) -> bool:
-        return self.controller("PUBLISH_UNPUBLISH_VOLUME")
-
-    @property
-    def resizes(self) -> bool:
-        expands_on_node = "CONTROLLER_SERVICE" in self.plugin and "EXPAND_VOLUME" in self.node
-        return self.controller("EXPAND_VOLUME") or expands_on_node
-
-    @property
-    def groups(self) -> bool:
-        return "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT" in self.group
-
-    @property
-    def reports_health(self) -> bool:
-        by_condition = self.controller("VOLUME_CONDITION") and (
-            self.controller("LIST_VOLUMES") or self.controller("GET_VOLUME")
-        )
-        return by_condition or self.controller("GET_VOLUME_HEALTH") or self.controller("LIST_VOLUME_HEALTH")
 
 
 @dataclass(frozen=True)
@@ -142,68 +101,12 @@ class DriverConnection:
         return info.name
 
     async def _learn(self, ask_node: bool) -> None:
-        plugin = await self._plugin_capabilities()
-        rpcs: frozenset[str] = frozenset()
-        group: frozenset[str] = frozenset()
-        if "CONTROLLER_SERVICE" in plugin:
-            rpcs = await self._controller_capabilities()
-        if "GROUP_CONTROLLER_SERVICE" in plugin:
-            group = await self._group_capabilities()
-        self.capabilities = Capabilities(plugin, rpcs, group, await self._node_capabilities())
+        self.capabilities = await read_capabilities(self.client, _DISCOVER_TIMEOUT_S)
         if ask_node:
             answer = await self.client.NodeGetInfo(pb.NodeGetInfoRequest(), timeout_s=_DISCOVER_TIMEOUT_S)
             self.node = NodeInfo(answer.node_id, dict(answer.accessible_topology.segments))
-        log.info("driver is ready", driver=self.name, capabilities=len(rpcs))
-
-    async def _plugin_capabilities(self) -> frozenset[str]:
-        request = pb.GetPluginCapabilitiesRequest()
-        answer = await self.client.GetPluginCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S)
-        names = set()
-        for capability in answer.capabilities:
-            if capability.HasField("service"):
-                names.add(_name(pb.PluginCapability.Service.Type, capability.service.type))
-            else:
-                kind = _name(pb.PluginCapability.VolumeExpansion.Type, capability.volume_expansion.type)
-                names.add(f"EXPANSION_{kind}")
-        return frozenset(names)
-
-    async def _controller_capabilities(self) -> frozenset[str]:
-        request = pb.ControllerGetCapabilitiesRequest()
-        answer = await _if_served(self.client.ControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S))
-        rpcs = answer.capabilities if answer is not None else ()
-        return frozenset(_name(pb.ControllerServiceCapability.RPC.Type, c.rpc.type) for c in rpcs)
-
-    async def _group_capabilities(self) -> frozenset[str]:
-        request = pb.GroupControllerGetCapabilitiesRequest()
-        answer = await _if_served(self.client.GroupControllerGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S))
-        rpcs = answer.capabilities if answer is not None else ()
-        return frozenset(_name(pb.GroupControllerServiceCapability.RPC.Type, c.rpc.type) for c in rpcs)
-
-    async def _node_capabilities(self) -> frozenset[str]:
-        request = pb.NodeGetCapabilitiesRequest()
-        answer = await _if_served(self.client.NodeGetCapabilities(request, timeout_s=_DISCOVER_TIMEOUT_S))
-        rpcs = answer.capabilities if answer is not None else ()
-        return frozenset(_name(pb.NodeServiceCapability.RPC.Type, c.rpc.type) for c in rpcs)
+        log.info("driver is ready", driver=self.name, capabilities=len(self.capabilities.rpcs))
 
     def _measure(self, path: str, code: str, seconds: float) -> None:
         if self._observe is not None:
             self._observe(self.name, path, code, seconds)
-
-
-async def _if_served(call: Awaitable[T]) -> T | None:
-    """The answer, or None from a process that does not serve this part: every process of a driver announces all of the
-    driver's services, and a controller's may serve no node calls, a node's no controller calls."""
-    try:
-        return await call
-    except CsiError as error:
-        if not error.is_unimplemented:
-            raise
-        return None
-
-
-def _name(kind: object, number: int) -> str:
-    """The enum value's name, or its number when a newer protocol has one that we do not know."""
-    try:
-        return str(kind.Name(number))  # type: ignore[attr-defined]
-    except ValueError:
-        return str(number)

@@ -6,9 +6,9 @@ Start reading at: `roles_for`.
 
 from enum import StrEnum
 
+from moorage.csi.capabilities import Capabilities
 from moorage.errors import UsageError
 from moorage.kube.objects import CSIDriver
-from moorage.sidecars.driver import Capabilities
 from moorage.sidecars.settings import SidecarSettings
 
 

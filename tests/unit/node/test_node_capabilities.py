@@ -23,7 +23,7 @@ class Asked:
     def __init__(self):
         self.questions = []
 
-    async def NodeGetCapabilities(self, _request):
+    async def NodeGetCapabilities(self, _request, _timeout_s=None):
         self.questions.append(asyncio.get_running_loop().create_future())
         return await self.questions[-1]
 

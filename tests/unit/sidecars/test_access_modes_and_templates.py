@@ -3,10 +3,10 @@
 import pytest
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.objects import CsiVolumeSource, VolumeSpec
+from moorage.csi.access_modes import capabilities_per_mode, capability_of, mode_of
+from moorage.csi.errors import InvalidAccessModes
 from moorage.sidecars import templates
 from moorage.sidecars.errors import BadParameters
-from moorage.sidecars.volume_capability import capabilities_per_mode, capability_of, mode_of
 
 RWO, RWX, ROX, RWOP = "ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"
 NAME = pb.VolumeCapability.AccessMode.Mode.Name
@@ -30,7 +30,7 @@ def test_a_set_of_modes_has_one_csi_mode(modes, plain, fine):
 
 @pytest.mark.parametrize("modes", [[ROX, RWO], [RWOP, RWO], [], ["Sometimes"]])
 def test_sets_without_a_csi_mode_are_refused(modes):
-    with pytest.raises(BadParameters):
+    with pytest.raises(InvalidAccessModes):
         mode_of(modes, False)
 
 
@@ -38,10 +38,9 @@ def test_a_claim_gets_one_capability_per_mode_and_a_volume_one_for_all():
     found = capabilities_per_mode([ROX, RWO], False, "xfs", ["ro"], False)
     assert [NAME(c.access_mode.mode) for c in found] == ["MULTI_NODE_READER_ONLY", "SINGLE_NODE_WRITER"]
     assert found[0].mount.fs_type == "xfs"
-    with pytest.raises(BadParameters):
+    with pytest.raises(InvalidAccessModes):
         capabilities_per_mode([RWOP, RWO], False, "", [], False)
-    spec = VolumeSpec(access_modes=[RWO], volume_mode="Block", csi=CsiVolumeSource(fs_type="ext4"))
-    assert capability_of(spec, "", False).HasField("block")
+    assert capability_of([RWO], True, "ext4", [], False).HasField("block")
 
 
 TOKENS = {"pvc.name": "data", "pvc.namespace": "prod", "pvc.annotations['a/b']": "x1"}

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.capabilities import Capabilities
 from moorage.csi.errors import CsiError
 from moorage.errors import UsageError
 from moorage.kube.objects import (
@@ -24,7 +25,6 @@ from moorage.kube.objects.storage import AttachmentSource, AttachmentSpec, Attac
 from moorage.sidecars import flags
 from moorage.sidecars.attacher.decide import is_worth_a_look, releases_volume, source_spec
 from moorage.sidecars.capacity.segments import fnv1a_32, items_of, managed_by
-from moorage.sidecars.driver import Capabilities
 from moorage.sidecars.errors import ProvisioningState, SidecarError
 from moorage.sidecars.leases import lease_name
 from moorage.sidecars.provisioner.attempt import ProvisionAttempt, from_text, to_text

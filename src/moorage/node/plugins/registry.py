@@ -8,12 +8,11 @@ Start reading at: `Registry.get`, `Driver.capabilities`.
 import asyncio
 from collections.abc import Callable
 
-from moorage.csi import csi_pb2 as pb
+from moorage.csi.capabilities import node_capabilities
 from moorage.csi.client import CsiClient
 from moorage.errors import MoorageError
 
 CALL_TIMEOUT_S = 120.0
-_CAPABILITY = pb.NodeServiceCapability.RPC.Type
 
 
 class DriverMissing(MoorageError):
@@ -48,9 +47,7 @@ class RegisteredDriver:
         return await asyncio.shield(self._question)
 
     async def _ask(self) -> frozenset[str]:
-        answer = await self.client.NodeGetCapabilities(pb.NodeGetCapabilitiesRequest())
-        known = set(_CAPABILITY.values())
-        return frozenset(_CAPABILITY.Name(one.rpc.type) for one in answer.capabilities if one.rpc.type in known)
+        return await node_capabilities(self.client)
 
     def _asked(self, question: "asyncio.Task[frozenset[str]]") -> None:
         self._asking.discard(question)

@@ -8,15 +8,15 @@ from collections.abc import Collection, Sequence
 
 from msgspec import convert
 
+from moorage.csi import access_modes
 from moorage.csi import csi_pb2 as pb
-from moorage.csi.errors import CsiError
+from moorage.csi.errors import CsiError, InvalidAccessModes
 from moorage.errors import MoorageError
 from moorage.kube.objects.core import Pod, SELinuxOptions
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.volumes.state import CsiSource, StepFailure, VolumeUse
 
 _UNCERTAIN = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED"})
-_MODE = pb.VolumeCapability.AccessMode
 STAGE, STATS, EXPAND = "STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "EXPAND_VOLUME"
 MULTI_WRITER, MOUNT_GROUP = "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP"
 
@@ -36,19 +36,11 @@ def failure_from(error: CsiError) -> StepFailure:
 
 
 def access_mode(modes: Sequence[str], capabilities: Collection[str]) -> "pb.VolumeCapability.AccessMode.Mode.ValueType":
-    """The CSI mode for a volume: only the first of its access modes counts."""
-    first = modes[0] if modes else "ReadWriteOnce"
-    fine = MULTI_WRITER in capabilities
-    match first:
-        case "ReadWriteOnce":
-            return _MODE.SINGLE_NODE_MULTI_WRITER if fine else _MODE.SINGLE_NODE_WRITER
-        case "ReadOnlyMany":
-            return _MODE.MULTI_NODE_READER_ONLY
-        case "ReadWriteMany":
-            return _MODE.MULTI_NODE_MULTI_WRITER
-        case "ReadWriteOncePod":
-            return _MODE.SINGLE_NODE_SINGLE_WRITER if fine else _MODE.SINGLE_NODE_WRITER
-    raise StepFailed(StepFailure.FINAL, "device", f"access mode {first} is not known")
+    """Return the CSI mode of a volume. Only the first of its access modes counts."""
+    try:
+        return access_modes.mode_of(modes[:1] or [access_modes.RWO], MULTI_WRITER in capabilities)
+    except InvalidAccessModes as error:
+        raise StepFailed(StepFailure.FINAL, "device", str(error)) from error
 
 
 def agent_applies_fs_group(use: VolumeUse, driver: CsiDriverSpec | None, capabilities: Collection[str]) -> bool:

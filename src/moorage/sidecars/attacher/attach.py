@@ -23,7 +23,6 @@ from moorage.sidecars.context import RoleContext
 from moorage.sidecars.edits import json_add_finalizer, json_remove_finalizer
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.secrets import read_secret
-from moorage.sidecars.volume_capability import capability_of
 
 log = get_logger(__name__)
 
@@ -163,13 +162,13 @@ class AttachmentWorker:
         self._context.volumes.remember(changed)
 
     async def _publish_request(self, spec: VolumeSpec, node_id: str) -> pb.ControllerPublishVolumeRequest:
-        can, settings = self._context.driver.capabilities, self._context.settings
+        can = self._context.driver.capabilities
         csi = spec.csi
         assert csi is not None  # source_spec saw it
         return pb.ControllerPublishVolumeRequest(
             volume_id=csi.volume_handle,
             node_id=node_id,
-            volume_capability=capability_of(spec, settings.default_fstype, can.single_node_multi_writer),
+            volume_capability=self._context.volume_capability(spec),
             readonly=csi.read_only and can.controller("PUBLISH_READONLY"),
             volume_context=csi.volume_attributes,
             secrets=await read_secret(self._context.client, csi.controller_publish_secret_ref),

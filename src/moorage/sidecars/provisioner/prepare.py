@@ -5,16 +5,17 @@ Start reading at: `Preparer.attempt`.
 """
 
 from moorage.csi import csi_pb2 as pb
+from moorage.csi.access_modes import ROX, capabilities_per_mode
+from moorage.csi.capabilities import Capabilities
+from moorage.csi.errors import InvalidAccessModes
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolumeClaim, StorageClass, VolumeAttributesClass, reference_to
 from moorage.sidecars.context import RoleContext
-from moorage.sidecars.driver import Capabilities
 from moorage.sidecars.errors import BadParameters, ProvisionError, ProvisioningState
 from moorage.sidecars.provisioner import parameters, pv_document, sources, topology
 from moorage.sidecars.provisioner.attempt import ProvisionAttempt
 from moorage.sidecars.provisioner.decide import requested_bytes, selected_node_of, volume_name
 from moorage.sidecars.provisioner.sources import DataSource
-from moorage.sidecars.volume_capability import ROX, capabilities_per_mode
 
 
 class Preparer:
@@ -36,7 +37,7 @@ class Preparer:
         try:
             read = parameters.read(storage_class.parameters, claim, name, settings.default_fstype)
             request = self._request(claim, storage_class, name, read)
-        except BadParameters as error:
+        except (BadParameters, InvalidAccessModes) as error:
             raise ProvisionError(str(error), ProvisioningState.FINISHED) from error
         if source is not None:
             request.volume_content_source.CopyFrom(

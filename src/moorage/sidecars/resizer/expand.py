@@ -26,7 +26,6 @@ from moorage.sidecars.resizer.sizes import Sizes
 from moorage.sidecars.retry_later import RetryLater
 from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.settings import duration_text
-from moorage.sidecars.volume_capability import capability_of
 
 log = get_logger(__name__)
 
@@ -114,12 +113,11 @@ class ExpandWorker:
         await self._check_offline(claim)
         csi = volume.spec.csi
         assert csi is not None  # bound_pair saw it
-        can = context.driver.capabilities
         request = pb.ControllerExpandVolumeRequest(
             volume_id=csi.volume_handle,
             capacity_range=pb.CapacityRange(required_bytes=size),
             secrets=await read_secret(context.client, csi.controller_expand_secret_ref),
-            volume_capability=capability_of(volume.spec, context.settings.default_fstype, can.single_node_multi_writer),
+            volume_capability=context.volume_capability(volume.spec),
         )
         self._events.normal(claim, "Resizing", begins)
         try:
