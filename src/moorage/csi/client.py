@@ -24,6 +24,7 @@ from moorage.csi.runtime import keep_running
 _Response = TypeVar("_Response", bound=Message)
 
 LARGEST_ANSWER_BYTES = 64 * 1024 * 1024
+_READY = grpc.ChannelConnectivity.READY
 _BETWEEN_PROBES_S = 0.05
 _IDENTITY_ONLY = 1  # of the bits of compression algorithms
 
@@ -68,6 +69,7 @@ class CsiClient(CsiCalls):
         self._channel: Any = None  # opened by the first call, because gRPC ties a channel to the running event loop
         self._methods: dict[str, Any] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._is_connected = False
         self._is_closed = False
 
     async def call(self, method: str, request: Message, timeout_s: float | None = None) -> Message:
@@ -99,6 +101,7 @@ class CsiClient(CsiCalls):
             # Not wait_for, which loses a cancellation that arrives as the channel becomes ready.
             async with asyncio.timeout(timeout_s):
                 await self._channel.channel_ready()
+                self._note_connected()
         except grpc.aio.UsageError:  # the channel was closed meanwhile
             self._check_open("connect")
             raise
@@ -154,6 +157,7 @@ class CsiClient(CsiCalls):
             call = self._methods[path](request.SerializeToString(), timeout=self._timeout(timeout_s))
             answer = self._read(method, response, await call)
             code = "OK"
+            self._note_connected()
             return answer
         except grpc.aio.AioRpcError as failure:
             error = self._error(method, failure)
@@ -219,11 +223,21 @@ class CsiClient(CsiCalls):
         if task is None or not task.cancelling():
             self._check_open(method)
 
+    def _note_connected(self) -> None:
+        """Remember a connection that may be lost before `_watch` sees it."""
+        if self._watcher is not None and self._channel.get_state() is _READY:
+            self._is_connected = True
+
     async def _watch(self, on_lost: Callable[[], None]) -> None:
-        """Call `on_lost` each time the channel leaves READY: the connection broke, or the driver said goodbye."""
-        while (state := self._channel.get_state()) is not grpc.ChannelConnectivity.SHUTDOWN:
+        """Call `on_lost` each time a connection ends: it broke, or the driver said goodbye."""
+        state = self._channel.get_state()
+        while state is not grpc.ChannelConnectivity.SHUTDOWN:
+            if state is _READY:
+                self._is_connected = True
             await self._channel.wait_for_state_change(state)
-            if state is grpc.ChannelConnectivity.READY:
+            before, state = state, self._channel.get_state()
+            if self._is_connected and (before is _READY or state is not _READY):
+                self._is_connected = False
                 on_lost()
 
 
