@@ -1,7 +1,6 @@
 """The server, put together.
 
-Owns: which parts there are, in which order they start and stop. It decides nothing.
-May not touch: the rest; open it first.
+Owns: which parts there are, in which order they start and stop. It decides nothing. Open it first.
 Start reading at: `ApiServer.start`.
 """
 
@@ -16,18 +15,21 @@ import msgspec
 
 from moorage.apiserver.access.authentication import Authenticator
 from moorage.apiserver.access.authorization import Authorizer
+from moorage.apiserver.access.default_roles import default_bindings, default_roles
 from moorage.apiserver.access.pki import ServerIdentity, known_identity, make_apart, write_private
-from moorage.apiserver.crd.definitions import STORED_AS, Definitions
-from moorage.apiserver.documents.discovery import Discovery
+from moorage.apiserver.access.rbac import GROUP as RBAC_GROUP
+from moorage.apiserver.access.rbac import RbacIndex
+from moorage.apiserver.crd.definitions import Definitions
 from moorage.apiserver.documents.endpoints import Pages
+from moorage.apiserver.documents.metrics import ServerMetrics
 from moorage.apiserver.handlers.node_proxy import KubeletProxy
 from moorage.apiserver.handlers.objects import ObjectHandler
 from moorage.apiserver.handlers.pods import PodVerbs
 from moorage.apiserver.handlers.reviews import Reviews
-from moorage.apiserver.http.edge import Edge
+from moorage.apiserver.http.edge import Edge, Handlers
 from moorage.apiserver.http.listen import Listener
 from moorage.apiserver.kinds.event_kinds import newer_kind
-from moorage.apiserver.kinds.registry import KindRegistry, builtin_kinds
+from moorage.apiserver.kinds.registry import KindRegistry, Object, builtin_kinds
 from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
 from moorage.apiserver.limits import ServerLimits
 from moorage.apiserver.request.options import Call, Options
@@ -56,7 +58,7 @@ class Config:
     kubeconfig: Path | None = None
     in_memory: bool = False
     collects_garbage: bool = True
-    enforces_rbac: bool = False
+    enforces_rbac: bool = True  # False: every authenticated user may do everything
     makes_keys_apart: bool = False  # in another process, where idle memory matters more than the first start
     limits: ServerLimits = field(default_factory=ServerLimits)
 
@@ -97,17 +99,17 @@ class ApiServer:
             await making
         authenticator = Authenticator(self.identity)
         definitions = Definitions(self.store, self.registry)
-        self.edge = Edge(ObjectHandler(self.resources), self.registry, authenticator, config.limits)
-        authorizer = Authorizer(self.store, config.enforces_rbac)
-        self.edge.allows = authorizer.allow
-        self.edge.streams.append(KubeletProxy(self.store, self.identity.admin).stream)
-        self.edge.specials += [
-            PodVerbs(self.resources, self.registry).answer,
-            Reviews(self.store, authenticator, authorizer).answer,
-        ]
-        Pages(self.edge, Discovery(self.registry)).install()
-        await self._furnish()
-        await self._furnish_snapshots()
+        self.authorizer = Authorizer(RbacIndex(self.store), config.enforces_rbac)
+        self.metrics = ServerMetrics()
+        handlers = Handlers(
+            KubeletProxy(self.store, self.identity.admin),
+            (PodVerbs(self.resources, self.registry), Reviews(self.store, authenticator, self.authorizer)),
+            ObjectHandler(self.resources),
+            Pages(self.registry, self.store, self.metrics),
+        )
+        access = (authenticator, self.authorizer)
+        self.edge = Edge(self.registry, access, handlers, config.limits, self.metrics)
+        await self._create_defaults()
         keeper = Housekeeper(self.resources, self.registry, self.identity.ca.read_text(), config.collects_garbage)
         keeper.chores.append(definitions.empty_orphans)
         self._tasks.append(asyncio.create_task(keeper.run(), name="apiserver-housekeeping"))
@@ -125,7 +127,7 @@ class ApiServer:
         log.info("serving", url=self.url, kubeconfig=self.kubeconfig, revision=self.store.revision)
 
     async def stop(self) -> None:
-        self.edge.is_stopping.set()
+        self.edge.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,21 +143,22 @@ class ApiServer:
 
         certs.make_missing(self.identity, (self.config.host,))
 
-    async def _furnish(self) -> None:
-        """The namespaces that every cluster has."""
-        kind = self.registry.find("", "v1", "namespaces")
-        assert kind is not None
-        call = Call(kind, "", "", "", Options(), user_agent=AGENT)
-        missing = [name for name in NAMESPACES if self.store.get("namespaces", "", name) is None]
-        await asyncio.gather(*(self.resources.create(call, {"metadata": {"name": name}}) for name in missing))
+    async def _create_defaults(self) -> None:
+        """Create what every cluster has and is missing here; an object that was changed stays as it is."""
+        namespaces: list[Object] = [{"metadata": {"name": name}} for name in NAMESPACES]
+        await self._create_missing("", "v1", "namespaces", namespaces)
+        await asyncio.gather(
+            self._create_missing("apiextensions.k8s.io", "v1", "customresourcedefinitions", snapshot_definitions()),
+            self._create_missing(RBAC_GROUP, "v1", "clusterroles", default_roles()),
+            self._create_missing(RBAC_GROUP, "v1", "clusterrolebindings", default_bindings()),
+        )
 
-    async def _furnish_snapshots(self) -> None:
-        """The snapshot kinds; definitions that someone has put in their place stay as they are."""
-        kind = self.registry.find("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+    async def _create_missing(self, group: str, version: str, plural: str, objects: list[Object]) -> None:
+        kind = self.registry.find(group, version, plural)
         assert kind is not None
-        missing = [d for d in snapshot_definitions() if self.store.get(STORED_AS, "", d["metadata"]["name"]) is None]
+        missing = [obj for obj in objects if self.store.get(kind.stored_as, "", obj["metadata"]["name"]) is None]
         call = Call(kind, "", "", "", Options(), user_agent=AGENT)
-        await asyncio.gather(*(self.resources.create(call, definition) for definition in missing))
+        await asyncio.gather(*(self.resources.create(call, obj) for obj in missing))
 
 
 def _check(config: Config) -> None:

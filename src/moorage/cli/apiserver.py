@@ -31,7 +31,7 @@ def apiserver(
     kubeconfig: Annotated[Path | None, typer.Option(help="Where to write it (DATA_DIR/kubeconfig).")] = None,
     allow_remote: Annotated[bool, typer.Option(help="Accept an address that other machines can reach.")] = False,
     garbage_collection: Annotated[bool, typer.Option(help="Delete what a deleted owner leaves behind.")] = True,
-    rbac: Annotated[bool, typer.Option(help="Hold ServiceAccounts to their Roles.")] = False,
+    rbac: Annotated[bool, typer.Option(help="Hold every user but the administrator to Roles and bindings.")] = True,
 ) -> None:
     """Serve the Kubernetes API on this machine until interrupted."""
     config = Config(

@@ -124,7 +124,7 @@ async def test_a_slow_watcher_is_dropped_and_holds_nobody_back(tmp_path):
         async with session.post(MAPS, json={"metadata": {"name": "big"}, "data": {"x": "y" * 400_000}}) as response:
             assert response.status == 201
         quick = asyncio.create_task(count_changes(session, 40))
-        while server.edge.watches < 2:
+        while server.metrics.watches < 2:
             await asyncio.sleep(0.01)
         for n in range(40):
             patch = json.dumps({"data": {"n": str(n)}})
@@ -133,7 +133,7 @@ async def test_a_slow_watcher_is_dropped_and_holds_nobody_back(tmp_path):
                 assert changed.status == 200
         async with asyncio.timeout(30):
             assert await quick == 40
-            while server.edge.watches:
+            while server.metrics.watches:
                 await asyncio.sleep(0.02)
         writer.close()
         with contextlib.suppress(ConnectionError):

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from moorage.apiserver.access.tokens import Signer
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
+ANONYMOUS = "system:anonymous"
 AUTHENTICATED = "system:authenticated"
+UNAUTHENTICATED = "system:unauthenticated"
 MASTERS = "system:masters"
 
 
@@ -93,10 +95,21 @@ class Authenticator:
         return self._loaded
 
 
+def account_of(user_name: str) -> tuple[str, str] | None:
+    """Return namespace and name of the ServiceAccount that a user name stands for; None if it stands for none."""
+    parts = user_name.split(":")
+    is_account = len(parts) == 4 and parts[:2] == ["system", "serviceaccount"] and all(parts)
+    return (parts[2], parts[3]) if is_account else None
+
+
+def account_groups(namespace: str) -> tuple[str, str]:
+    return "system:serviceaccounts", f"system:serviceaccounts:{namespace}"
+
+
 def _service_account(claims: dict[str, Any]) -> User:
     name = str(claims.get("sub", ""))
-    namespace = name.split(":")[2] if name.count(":") == 3 else ""
-    groups = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}", AUTHENTICATED)
+    account = account_of(name)
+    groups = (*account_groups(account[0] if account else ""), AUTHENTICATED)
     private = claims.get("kubernetes.io") or {}
     return User(name, groups, (private.get("serviceaccount") or {}).get("uid", ""))
 

@@ -1,31 +1,35 @@
 """Documents that are not objects: discovery, health, version, metrics, schemas.
 
 Owns: which path gives which document.
-May not touch: objects.
-Start reading at: `Pages.install`.
+Start reading at: `Pages.answer`.
 """
 
 from moorage.apiserver.documents import openapi_protobuf
 from moorage.apiserver.documents.discovery import VERSION, Discovery
+from moorage.apiserver.documents.metrics import ServerMetrics
 from moorage.apiserver.documents.openapi import OpenApi
-from moorage.apiserver.handlers.objects import Answer
-from moorage.apiserver.http.edge import Edge
-from moorage.apiserver.store.store import encode
+from moorage.apiserver.kinds.registry import KindRegistry
+from moorage.apiserver.request.messages import Answer
+from moorage.apiserver.store.store import Store, encode
 
 _HEALTH = ("/healthz", "/livez", "/readyz")
 
 
 class Pages:
-    """The pages of one server."""
+    """The documents of one server."""
 
-    def __init__(self, edge: Edge, discovery: Discovery) -> None:
-        self._edge = edge
-        self._discovery = discovery
-        self._openapi = OpenApi(edge.registry)
+    def __init__(self, registry: KindRegistry, store: Store, counters: ServerMetrics) -> None:
+        self._registry = registry
+        self._store = store
+        self._counters = counters
+        self._discovery = Discovery(registry)
+        self._openapi = OpenApi(registry)
         self._encoded: tuple[int, bytes] | None = None
+        self._finders = (self._health, self._version, self._discover, self._metrics, self._schemas)
 
-    def install(self) -> None:
-        self._edge.pages += [self._health, self._version, self._discover, self._metrics, self._schemas]
+    def answer(self, path: str, accept: str) -> Answer | None:
+        """Return the document at a path; None if there is none."""
+        return next((found for find in self._finders if (found := find(path, accept)) is not None), None)
 
     def _health(self, path: str, _accept: str) -> Answer | None:
         head = "/" + path.strip("/").split("/")[0]
@@ -59,7 +63,7 @@ class Pages:
         if path != "/openapi/v2":
             return None
         if openapi_protobuf.ASKED in accept:
-            revision = self._edge.registry.revision
+            revision = self._registry.revision
             if self._encoded is None or self._encoded[0] != revision:
                 self._encoded = (revision, openapi_protobuf.document(self._openapi.v2()))
             return Answer(self._encoded[1], media=openapi_protobuf.MEDIA)
@@ -68,17 +72,7 @@ class Pages:
     def _metrics(self, path: str, _accept: str) -> Answer | None:
         if path != "/metrics":
             return None
-        store, edge = self._edge.verbs.store, self._edge
-        lines = ["# TYPE apiserver_request_total counter"]
-        for (method, http), count in sorted(edge.requests.items()):
-            lines.append(f'apiserver_request_total{{code="{http}",method="{method}"}} {count}')
-        lines.append("# TYPE apiserver_storage_objects gauge")
-        for resource, table in sorted(store.tables().items()):
-            lines.append(f'apiserver_storage_objects{{resource="{resource}"}} {len(table.records)}')
-        lines.append(f"# TYPE apiserver_longrunning_requests gauge\napiserver_longrunning_requests {edge.watches}")
-        lines.append(f"# TYPE moorage_store_revision counter\nmoorage_store_revision {store.revision}")
-        lines.append(f"# TYPE moorage_store_commits_total counter\nmoorage_store_commits_total {store.commits}")
-        return Answer("\n".join([*lines, ""]).encode(), media="text/plain; version=0.0.4; charset=utf-8")
+        return Answer(self._counters.text(self._store), media="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _aggregated_version(accept: str) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from moorage.apiserver.access.authentication import User
 from moorage.apiserver.errors import StatusError, bad_request, internal, not_found
 from moorage.apiserver.kinds.registry import Object
 from moorage.apiserver.request.routes import Route
@@ -43,7 +42,7 @@ class KubeletProxy:
             self._tls.verify_mode = ssl.CERT_NONE
             self._tls.load_cert_chain(*certificate)
 
-    def stream(self, request: web.BaseRequest, route: Route, _user: User) -> Awaitable[web.StreamResponse] | None:
+    def stream(self, request: web.BaseRequest, route: Route) -> Awaitable[web.StreamResponse] | None:
         if (route.group, route.plural) != ("", "pods"):
             return None
         if route.subresource == "log" and request.method == "GET":

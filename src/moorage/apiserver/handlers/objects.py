@@ -1,26 +1,25 @@
 """One request on a resource, from method and path to bytes.
 
-Owns: which verb a method means, the content types of patches, lists as joined bytes, and how answers look.
-May not touch: sockets; `http` sends what this returns.
-Start reading at: `Verbs.handle`.
+Owns: which operation a method means, the content types of patches, lists as joined bytes, and how answers look.
+Start reading at: `ObjectHandler.handle`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from moorage.apiserver.errors import (
+    StatusError,
     bad_request,
     forbidden_field,
     invalid,
     method_not_allowed,
-    not_found,
     unsupported_media,
 )
-from moorage.apiserver.formats.negotiate import JSON, Representation, document_from, json_from, yaml_from
+from moorage.apiserver.formats.negotiate import Representation, document_from, json_from, yaml_from
 from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.apiserver.reading import tables
 from moorage.apiserver.reading.watch import Watch
+from moorage.apiserver.request.messages import Answer, Sent
 from moorage.apiserver.request.options import Call, delete_options_from
 from moorage.apiserver.store.selection import ListPage, select
 from moorage.apiserver.store.store import decode, encode
@@ -34,26 +33,6 @@ MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
-
-
-@dataclass(slots=True)
-class Sent:
-    """What the client sent: everything but the path."""
-
-    method: str
-    query: Mapping[str, str]
-    content_type: str = ""
-    body: bytes = b""
-
-
-@dataclass(slots=True)
-class Answer:
-    """A finished answer."""
-
-    body: bytes
-    http: int = 200
-    media: str = JSON
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 class ObjectHandler:
@@ -161,7 +140,7 @@ class ObjectHandler:
             one = Call(call.kind, meta.get("namespace", ""), meta["name"], "", call.options, call.user)
             try:
                 await self.resources.delete(one, options)
-            except type(_NOT_FOUND) as error:
+            except StatusError as error:
                 if error.http != 404:
                     raise
         bodies = [record.body for record in page.records]
@@ -184,9 +163,6 @@ def patch_function(kind: Kind, sent: Sent) -> Callable[[Object], Object]:
     raise unsupported_media(
         "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known)
     )
-
-
-_NOT_FOUND = not_found("", "", "")
 
 
 def joined(kind: str, api_version: str, meta: Mapping[str, Any], items: list[bytes]) -> bytes:

@@ -1,33 +1,41 @@
 """What can be done to pods beside the plain verbs: binding, eviction, and changes through subresources.
 
-Owns: the pod subresources that change objects; also the scale subresource and namespaces/finalize.
-May not touch: logs and exec, which go to the node (`kubelet`).
+Owns: the pod subresources that change objects; also the scale subresource and namespaces/finalize. Logs and exec go to
+the node, through `node_proxy`.
 Start reading at: `PodVerbs.answer`.
 """
 
+import copy
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from moorage.apiserver.access.authentication import User
 from moorage.apiserver.errors import (
+    FieldError,
     bad_request,
     conflict,
+    forbidden_field,
+    invalid,
     method_not_allowed,
     no_such_path,
     not_found,
     too_many,
 )
 from moorage.apiserver.formats.negotiate import document_from
-from moorage.apiserver.handlers.objects import Answer, Sent, patch_function
+from moorage.apiserver.handlers.objects import patch_function
+from moorage.apiserver.kinds.metadata import check_metadata, is_subdomain
 from moorage.apiserver.kinds.registry import Kind, KindRegistry, Object
-from moorage.apiserver.kinds.rules.pods import scheduled_condition
-from moorage.apiserver.request.options import Call, delete_options_from
+from moorage.apiserver.kinds.rules import rules_for
+from moorage.apiserver.kinds.rules.pods import default_container, qos_class, scheduled_condition
+from moorage.apiserver.request.messages import Answer, Sent
+from moorage.apiserver.request.options import Call, Options, delete_options_from
 from moorage.apiserver.request.routes import Route
 from moorage.apiserver.store.store import Transaction, decode, encode
 from moorage.apiserver.writing.decoding import intake
-from moorage.apiserver.writing.operations import Operations
+from moorage.apiserver.writing.operations import Operations, check_preconditions
 from moorage.kube.objects.meta import LabelSelector
 from moorage.kube.selectors import LabelMatch
 
@@ -73,6 +81,11 @@ class PodVerbs:
             raise bad_request("target.name: Required value: a Binding names a Node")
         if meta.get("name") not in (None, "", name):
             raise bad_request("name in URL does not match name in Binding object")
+        if not is_subdomain(node):
+            raise bad_request("target.name: Invalid value: must be a DNS subdomain")
+        for part in ("annotations", "labels"):
+            if not isinstance(meta.get(part) or {}, dict):
+                raise bad_request(f"metadata.{part}: Invalid value: must be a map")
 
         def bound(pod: Object, _txn: Transaction) -> Object:
             spec, status = pod["spec"], pod.setdefault("status", {})
@@ -91,15 +104,13 @@ class PodVerbs:
             for part in ("annotations", "labels"):
                 if meta.get(part):
                     pod["metadata"][part] = {**(pod["metadata"].get(part) or {}), **meta[part]}
+            errors = check_metadata(pod["metadata"], rules_for("pods").name_rule)
+            if errors:
+                raise invalid("Pod", "", name, errors)
             return pod
 
-        options = call.options if call else None
-        one = (
-            Call(kind, namespace, name, "binding", options)
-            if options
-            else Call(kind, namespace, name, "binding", _plain())
-        )
-        await self._write(one, bound)
+        options = call.options if call else Options()
+        await self._write(Call(kind, namespace, name, "binding", options), bound)
         return Answer(encode({**_SUCCESS, "code": 201}), 201)
 
     async def _write(self, call: Call, change: Any) -> bytes:
@@ -119,6 +130,9 @@ class PodVerbs:
     async def _evict(self, call: Call, body: Any) -> Answer:
         """Delete a pod unless a disruption budget forbids it."""
         body = body if isinstance(body, dict) else {}
+        meta = body.get("metadata") or {}
+        if not isinstance(meta, dict) or meta.get("name") not in (None, "", call.name):
+            raise bad_request("name in URL does not match name in Eviction object")
         record = self._resources.store.get("pods", call.namespace, call.name)
         if record is None:
             raise not_found("pods", "", call.name)
@@ -126,6 +140,7 @@ class PodVerbs:
         if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed", "Pending"):
             self._check_budgets(pod)
         options = delete_options_from(body.get("deleteOptions") or {}, {})
+        options.is_dry_run = options.is_dry_run or call.options.is_dry_run
         await self._resources.delete(Call(call.kind, call.namespace, call.name, "", call.options), options)
         return Answer(encode({**_SUCCESS, "code": 201}), 201)
 
@@ -141,19 +156,31 @@ class PodVerbs:
                 raise too_many("Cannot evict pod as it would violate the pod's disruption budget.", 10)
 
     async def _part(self, call: Call, sent: Sent) -> Answer:
-        """Ephemeral containers and resources change through their own subresources."""
+        """Change the part of a pod's spec that a subresource is for. Other changes are dropped, as in Kubernetes."""
         if sent.method == "GET":
             return Answer(self._resources.get(call))
-        part = "ephemeralContainers" if call.subresource == "ephemeralcontainers" else "containers"
         change = patch_function(call.kind, sent) if sent.method == "PATCH" else None
-        if change is None and sent.method != "PUT":
-            raise method_not_allowed()
+        document = None if change else _document(sent)
+        take = _take_ephemeral if call.subresource == "ephemeralcontainers" else _take_resources
 
         def changed(pod: Object, _txn: Transaction) -> Object:
-            sent_pod = intake(call, change(pod) if change else _document(sent))
-            if part in (sent_pod.get("spec") or {}):
-                pod["spec"][part] = sent_pod["spec"][part]
-            return pod
+            wanted = intake(call, change(copy.deepcopy(pod)) if change else document)
+            meta = wanted["metadata"]
+            if meta.get("name") not in (None, "", call.name):
+                raise bad_request("the name of the object does not match the name on the URL")
+            check_preconditions(call.kind, meta, pod["metadata"])
+            new = copy.deepcopy(pod)
+            errors = take(new["spec"], wanted.get("spec") or {}, pod["spec"])
+            rules = rules_for("pods")
+            rules.default(new)
+            errors += rules.check(new)
+            if qos_class(new["spec"]) != qos_class(pod["spec"]):
+                errors.append(forbidden_field("spec", "Pod QOS Class may not change as a result of resizing"))
+            if errors:
+                raise invalid("Pod", "", call.name, errors)
+            if new["spec"] != pod["spec"]:
+                new["metadata"]["generation"] = int(pod["metadata"].get("generation", 0)) + 1
+            return new
 
         return Answer(await self._write(call, changed))
 
@@ -169,6 +196,8 @@ class PodVerbs:
             namespace = decode(record.body)
             namespace["spec"] = {"finalizers": finalizers} if finalizers else {}
             meta = namespace["metadata"]
+            if call.options.is_dry_run:
+                return encode(namespace)
             if not finalizers and meta.get("deletionTimestamp") and not meta.get("finalizers"):
                 return txn.delete("namespaces", "", call.name, namespace).body
             return txn.put("namespaces", "", call.name, namespace).body
@@ -188,22 +217,78 @@ class PodVerbs:
             sent_scale = _document(sent)
         else:
             raise no_such_path()
-        replicas = ((sent_scale or {}).get("spec") or {}).get("replicas", 0) if isinstance(sent_scale, dict) else None
+        spec = sent_scale.get("spec") or {} if isinstance(sent_scale, dict) else None
+        replicas = spec.get("replicas", 0) if isinstance(spec, dict) else None
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
             raise bad_request("spec.replicas: Invalid value: must be greater than or equal to 0")
         path = _path(call.kind, "specReplicasPath", "spec.replicas")
 
+        meta = sent_scale.get("metadata")
+
         def scaled(obj: Object, _txn: Transaction) -> Object:
+            check_preconditions(call.kind, meta if isinstance(meta, dict) else {}, obj["metadata"])
             node = obj
             for step in path[:-1]:
                 node = node.setdefault(step, {})
+                if not isinstance(node, dict):
+                    raise bad_request(f"the object has no field {'.'.join(path)}")
             node[path[-1]] = replicas
             return obj
 
-        body = await self._resources.change(
-            Call(call.kind, call.namespace, call.name, "", call.options, call.user, call.user_agent), scaled
-        )
+        body = await self._resources.change(replace(call, subresource=""), scaled)
         return Answer(encode(scale_of(call.kind, decode(body))))
+
+
+def _take_resources(spec: Object, wanted: Object, _old: Object) -> list[FieldError]:
+    """Take over the resources of containers that exist; nothing else may change by resizing."""
+    errors: list[FieldError] = []
+    for part in ("containers", "initContainers"):
+        sent = {container.get("name"): container for container in wanted.get(part) or []}
+        for at, container in enumerate(spec.get(part) or []):
+            resources = (sent.get(container["name"]) or {}).get("resources")
+            if resources is None:
+                continue
+            for amounts in ("limits", "requests"):
+                changed = _changed(resources.get(amounts) or {}, container["resources"].get(amounts) or {})
+                if changed - {"cpu", "memory"}:
+                    where = f"spec.{part}[{at}].resources.{amounts}"
+                    errors.append(forbidden_field(where, "only cpu and memory resources are mutable"))
+            container["resources"] = resources
+    return errors
+
+
+def _changed(new: Object, old: Object) -> set[str]:
+    return {key for key in new.keys() | old.keys() if new.get(key) != old.get(key)}
+
+
+def _take_ephemeral(spec: Object, wanted: Object, old: Object) -> list[FieldError]:
+    """Take over the ephemeral containers that were added; those that are there may not change or go."""
+    where = "spec.ephemeralContainers"
+    had, has = old.get("ephemeralContainers") or [], wanted.get("ephemeralContainers") or []
+    for container in has:
+        default_container(container)
+    by_name = {container.get("name"): container for container in has}
+    errors: list[FieldError] = []
+    for container in had:
+        if by_name.get(container["name"]) != container:
+            errors.append(forbidden_field(where, "existing ephemeral containers may not be changed or removed"))
+            break
+    mains = {container["name"] for container in spec.get("containers") or []}
+    for at, container in enumerate(has):
+        target = container.get("targetContainerName")
+        if target and target not in mains:
+            errors.append(FieldError("FieldValueNotFound", f"{where}[{at}].targetContainerName", "Not found"))
+        errors += [
+            forbidden_field(f"{where}[{at}].{field}", "cannot be set for an Ephemeral Container")
+            for field in _NOT_EPHEMERAL
+            if container.get(field)
+        ]
+    if has:
+        spec["ephemeralContainers"] = has
+    return errors
+
+
+_NOT_EPHEMERAL = ("ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "resources", "resizePolicy")
 
 
 def scale_of(kind: Kind, obj: Object) -> Object:
@@ -242,9 +327,3 @@ def _document(sent: Sent) -> Any:
     if sent.method not in ("POST", "PUT"):
         raise method_not_allowed()
     return document_from(sent.body, sent.content_type)
-
-
-def _plain() -> Any:
-    from moorage.apiserver.request.options import Options
-
-    return Options()

@@ -9,14 +9,15 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from moorage.apiserver.access.attributes import Attributes
 from moorage.apiserver.access.authentication import ISSUER, Authenticator, User
-from moorage.apiserver.access.authorization import Attributes, Authorizer
+from moorage.apiserver.access.authorization import Authorizer
 from moorage.apiserver.documents.discovery import REVIEWS
 from moorage.apiserver.errors import bad_request, conflict, invalid, invalid_value, method_not_allowed, not_found
 from moorage.apiserver.formats.negotiate import document_from
-from moorage.apiserver.handlers.objects import Answer, Sent
 from moorage.apiserver.kinds.metadata import now_text
 from moorage.apiserver.kinds.registry import Object
+from moorage.apiserver.request.messages import Answer, Sent
 from moorage.apiserver.request.options import Call
 from moorage.apiserver.request.routes import Route
 from moorage.apiserver.store.store import Store, decode, encode
@@ -103,15 +104,16 @@ class Reviews:
             asked = Attributes(verb=str(path.get("verb") or ""), path=str(path.get("path") or ""))
         else:
             raise bad_request("spec: exactly one of nonResourceAttributes or resourceAttributes must be specified")
-        allowed, why = self._authorizer.decide(user, asked)
-        return {"allowed": allowed, **({"reason": why} if why else {})}
+        return {"allowed": self._authorizer.decide(user, asked)}
 
     def _rules(self, spec: Object, user: User, _namespace: str) -> Object:
-        rules = self._authorizer.rules_of(user, str(spec.get("namespace") or ""))
-        resource = [rule for rule in rules if rule.get("resources")]
-        other = [
-            {"verbs": r["verbs"], "nonResourceURLs": r["nonResourceURLs"]} for r in rules if r.get("nonResourceURLs")
+        rules = list(self._authorizer.rules_of(user, str(spec.get("namespace") or "")))
+        resource = [
+            {key: value for key, value in rule.document().items() if key != "nonResourceURLs"}
+            for rule in rules
+            if rule.resources
         ]
+        other = [{"verbs": sorted(rule.verbs), "nonResourceURLs": sorted(rule.urls)} for rule in rules if rule.urls]
         return {"resourceRules": resource, "nonResourceRules": other, "incomplete": False}
 
     async def _issue(self, route: Route, sent: Sent) -> Answer:
@@ -168,4 +170,7 @@ class Reviews:
 
 
 def _user_info(user: User) -> Object:
-    return {"username": user.name, "groups": list(user.groups), **({"uid": user.uid} if user.uid else {})}
+    info: Object = {"username": user.name, "groups": list(user.groups), **({"uid": user.uid} if user.uid else {})}
+    for key, value in user.extra:
+        info.setdefault("extra", {}).setdefault(key, []).append(value)
+    return info

@@ -20,7 +20,7 @@ from moorage.apiserver.errors import (
     invalid_value,
     not_supported,
 )
-from moorage.apiserver.kinds.registry import Kind
+from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.errors import InvalidRequest
 from moorage.kube.selectors import FieldMatch, LabelMatch
 
@@ -49,6 +49,23 @@ class Options:
         return bool(self.labels.requirements or self.fields.terms)
 
 
+class WriteGuard:
+    """The limits on a write beyond the verb of its request. This one has none: the server's own writes use it."""
+
+    __slots__ = ()
+
+    def check_create(self) -> None:
+        """Raise 403 if an update or a patch may not create the object."""
+        return
+
+    def check_write(self, stored_as: str, new: Object, old: Object | None) -> None:
+        """Raise 403 if the object may not be stored with this content."""
+        return
+
+
+UNGUARDED = WriteGuard()
+
+
 @dataclass(slots=True)
 class Call:
     """One request on one resource: what, whose, and how."""
@@ -61,6 +78,7 @@ class Call:
     user: str = ""
     user_agent: str = ""
     warnings: list[str] = field(default_factory=list)
+    guard: WriteGuard = UNGUARDED
 
     @property
     def manager(self) -> str:
@@ -100,14 +118,14 @@ def options_from(query: Mapping[str, str]) -> Options:
         token=query.get("continue", ""),
         version=_version(query.get("resourceVersion", "")),
         version_match=query.get("resourceVersionMatch", ""),
-        is_watch=_flag(query, "watch"),
-        wants_bookmarks=_flag(query, "allowWatchBookmarks"),
-        sends_initial=None if initial in (None, "") else _flag(query, "sendInitialEvents"),
+        is_watch=flag(query, "watch"),
+        wants_bookmarks=flag(query, "allowWatchBookmarks"),
+        sends_initial=None if initial in (None, "") else flag(query, "sendInitialEvents"),
         timeout_s=float(_number(query, "timeoutSeconds")) if query.get("timeoutSeconds") else None,
         is_dry_run=dry_run == "All",
         field_validation=validation,
         field_manager=_manager(query.get("fieldManager", "")),
-        force=_flag(query, "force") if "force" in query else None,
+        force=flag(query, "force") if "force" in query else None,
     )
     _check_listing(options)
     return options
@@ -168,7 +186,7 @@ def _fields(text: str) -> FieldMatch:
         raise bad_request(f"invalid field selector: {error}") from error
 
 
-def _flag(query: Mapping[str, str], name: str) -> bool:
+def flag(query: Mapping[str, str], name: str) -> bool:
     text = query.get(name)
     if text is None:
         return False
@@ -205,7 +223,7 @@ def delete_options_from(body: Any, query: Mapping[str, str]) -> DeleteOptions:
         body = {
             "gracePeriodSeconds": _number(query, "gracePeriodSeconds") if query.get("gracePeriodSeconds") else None,
             "propagationPolicy": query.get("propagationPolicy"),
-            "orphanDependents": _flag(query, "orphanDependents") if "orphanDependents" in query else None,
+            "orphanDependents": flag(query, "orphanDependents") if "orphanDependents" in query else None,
         }
     if not isinstance(body, dict):
         raise bad_request("DeleteOptions must be an object")

@@ -125,6 +125,7 @@ async def apply_patch(resources: "Operations", call: Call, body: Any) -> tuple[b
         raise bad_request("metadata.managedFields must be nil")
     config = _configuration(call, body)
     if not call.subresource and resources.store.get(kind.stored_as, call.namespace, call.name) is None:
+        call.guard.check_create()
         try:
             return await _create(resources, call, config), True
         except StatusError as error:

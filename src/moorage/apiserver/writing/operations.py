@@ -98,6 +98,7 @@ class Operations:
             )
             raise already_exists(kind.plural, kind.group, name, deleting)
         self._check(kind, obj, None)
+        call.guard.check_write(kind.stored_as, obj, None)
         quota.charge(txn, kind, obj, None, call.options.is_dry_run)
         if call.options.is_dry_run:
             return ObjectVersion(0, encode(obj))
@@ -116,6 +117,7 @@ class Operations:
         if may_create and self.store.get(call.kind.stored_as, call.namespace, call.name) is None:
             if obj["metadata"].get("uid") or obj["metadata"].get("resourceVersion"):
                 raise not_found(call.kind.plural, call.kind.group, call.name)
+            call.guard.check_create()
             return await self.create(call, obj), True
         if call.kind.needs_version and not obj["metadata"].get("resourceVersion"):
             error = invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
@@ -170,6 +172,7 @@ class Operations:
         errors = meta.check_update(new["metadata"], old["metadata"])
         self._check(kind, new, old, call.subresource, errors)
         if not call.subresource:
+            call.guard.check_write(kind.stored_as, new, old)
             admission.on_update(txn, kind, new, old)
             quota.charge(txn, kind, new, old, call.options.is_dry_run)
         if new == old:

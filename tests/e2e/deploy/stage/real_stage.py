@@ -90,28 +90,28 @@ class Stage:
 
     def _record(self) -> None:
         """Keep what accounts ask for; a request that RBAC refuses stays refused."""
-        decide = self.server.edge.allows
+        decide = self.server.authorizer.allow
 
-        def allows(user, verb, route) -> None:
-            if not user.name.startswith("system:serviceaccount:") or not route.plural:
-                return decide(user, verb, route)
-            asked = (verb, route.group, route.plural, route.subresource, route.namespace, route.name)
-            self.requests.setdefault(user.name, set()).add(asked)
+        def allow(user, asked) -> None:
+            if not user.name.startswith("system:serviceaccount:") or not asked.resource:
+                return decide(user, asked)
+            place = (asked.verb, asked.group, asked.resource, asked.subresource, asked.namespace, asked.name)
+            self.requests.setdefault(user.name, set()).add(place)
             try:
-                decide(user, verb, route)
+                decide(user, asked)
             except StatusError as error:
                 self.refused.append(str(error))
                 raise
-            return self._disturb(user.name, verb, route)
+            return self._disturb(user.name, asked)
 
-        self.server.edge.allows = allows
+        self.server.authorizer.allow = allow
 
-    def _disturb(self, account: str, verb: str, route) -> None:
+    def _disturb(self, account: str, asked) -> None:
         """The first change of each resource by each account meets a conflict, as if somebody else had been quicker."""
-        place = (account, route.plural, route.subresource)
-        if verb in ("update", "patch") and place not in self._disturbed:
+        place = (account, asked.resource, asked.subresource)
+        if asked.verb in ("update", "patch") and place not in self._disturbed:
             self._disturbed.add(place)
-            raise StatusError(409, "Conflict", f"the {route.plural} has been modified; read it anew")
+            raise StatusError(409, "Conflict", f"the {asked.resource} has been modified; read it anew")
 
     # -- what a kubelet and kubectl do ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ Start reading at: `POD`.
 
 from typing import Any
 
-from moorage.apiserver.errors import FieldError, duplicate, forbidden_field, invalid_value, required
+from moorage.apiserver.errors import FieldError, duplicate, forbidden_field, invalid, invalid_value, required
 from moorage.apiserver.kinds.metadata import is_label, is_subdomain, now_text
 from moorage.apiserver.kinds.rules.base import Object, Rules, check_node_selector, not_below_zero, one_of, quantity_of
 from moorage.apiserver.kinds.rules.volumes import check_claim_spec, check_driver_name
@@ -108,6 +108,10 @@ def _default_requests(resources: Object) -> None:
 
 
 def _create_pod(obj: Object) -> None:
+    if obj["spec"].get("ephemeralContainers"):
+        why = "ephemeral containers not allowed in create pod requests"
+        error = forbidden_field("spec.ephemeralContainers", why)
+        raise invalid("Pod", "", obj["metadata"].get("name", ""), [error])
     obj["status"] = {"phase": "Pending", "qosClass": qos_class(obj["spec"])}
 
 
@@ -231,7 +235,6 @@ _MUTABLE = (
     "tolerations",
     "terminationGracePeriodSeconds",
     "schedulingGates",
-    "ephemeralContainers",
 )
 
 
