@@ -5,6 +5,7 @@ Start reading at: `Edge.handle`.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
@@ -107,6 +108,9 @@ class Edge:
             return _refusal(
                 bad_request(f"the object is nested too deeply or holds a number that is too large: {error}")
             )
+        except UnicodeEncodeError as error:
+            http = 400
+            return _refusal(bad_request(f"the object holds text that is not valid Unicode: {error.reason}"))
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
@@ -225,7 +229,11 @@ def _response(answer: Answer, call: Call | None = None) -> web.Response:
 
 
 def _refusal(error: StatusError) -> web.Response:
-    response = web.Response(body=encode(error.status()), status=error.http)
+    try:
+        body = encode(error.status())
+    except UnicodeEncodeError:  # the message quotes text of the request that has halves of surrogate pairs
+        body = json.dumps(error.status()).encode()
+    response = web.Response(body=body, status=error.http)
     response.headers["Content-Type"] = "application/json"
     if error.http == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
