@@ -25,7 +25,7 @@ from moorage.node.runtime.launch import Report, Unusable, step
 # control group to keep it from opening them; here it would read the disks of the host, and so the volumes of others.
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SYS_ADMIN, _LAST_CAPABILITY = 21, 40
+_LAST_CAPABILITY = 40
 _LONGEST_PATH = 4095
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
@@ -92,6 +92,12 @@ def check(spec: Mapping[str, Any]) -> None:
             raise Unusable(f"{text[:80]!r} contains a zero byte")
 
 
+def filter_of(spec: Mapping[str, Any]) -> bytes:
+    """Return the filter of system calls for a container; empty for a privileged one. Called before the fork, so that
+    it is built once for all containers."""
+    return b"" if spec.get("privileged") else seccomp.filter_for(_kept(spec))
+
+
 def become(
     report: Report, spec: dict[str, Any], template: rootfs.Template, origin: SupervisorOrigin, files: ContainerFiles
 ) -> None:
@@ -146,11 +152,11 @@ def take_identity(spec: Mapping[str, Any]) -> None:
     """Take groups, user and capabilities, and die with the parent. Later steps have the rights of the program, but no
     other process with these rights may inspect this one before its program runs."""
     os.umask(0o022)
-    kept = frozenset(spec.get("capabilities", KEPT_CAPABILITIES))
+    kept = _kept(spec)
     with _unless(errno.ENOSYS):  # a new one without a name: the agent's own may hold keys
         namespaces.keyctl(_KEYCTL_JOIN_SESSION_KEYRING)
     if not spec.get("privileged"):
-        seccomp.install(may_make_users=_SYS_ADMIN in kept)
+        seccomp.install(filter_of(spec))
         namespaces.prctl(_PR_SET_DUMPABLE, 0)
         for capability in range(_LAST_CAPABILITY + 1):
             if capability not in kept:
@@ -182,6 +188,10 @@ def execute(argv: Sequence[str], environment: Mapping[str, str]) -> None:
                 reason = error
     with step(f"exec: {name!r}"):
         raise reason or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _kept(spec: Mapping[str, Any]) -> frozenset[int]:
+    return frozenset(spec.get("capabilities", KEPT_CAPABILITIES))
 
 
 @contextlib.contextmanager

@@ -158,6 +158,7 @@ class ContainerSupervisor:
                 raise OSError(errno.ESRCH, "the agent that asked is gone")
             spec = json.loads(container_state.content_of(path))
             sandbox.check(spec)
+            sandbox.filter_of(spec)
             container = self._launch(spec, reply, lock)
         except BaseException:
             os.close(lock)
@@ -223,6 +224,7 @@ class ContainerSupervisor:
         return container
 
     def _enter(self, request: dict[str, Any], given: list[int], reply: int) -> None:
+        sandbox.filter_of(request)
         pid = os.fork()
         if pid:
             try:
