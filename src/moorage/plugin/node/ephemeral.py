@@ -9,12 +9,12 @@ import os
 from collections.abc import Mapping
 
 from moorage.errors import InvalidRequest, MoorageError
+from moorage.host.targets import Target
 from moorage.log import get_logger
 from moorage.plugin.access import Access, AccessMode, why_unsupported
 from moorage.plugin.context import PluginContext
 from moorage.plugin.node import staging
 from moorage.plugin.node.observe import NodeVolume, observe
-from moorage.plugin.node.targets import Target
 from moorage.plugin.parameters import InlineParameters
 from moorage.plugin.services import create_request
 from moorage.storage import CreateVolume, Volume, VolumeKind, errors, failpoints, ids

@@ -16,6 +16,7 @@ from moorage.host import loop, mountinfo
 from moorage.host.errors import HostError
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
+from moorage.host.targets import Target
 from moorage.log import get_logger
 from moorage.plugin.access import Access, AccessMode
 from moorage.plugin.node import staging
@@ -33,7 +34,6 @@ from moorage.plugin.node.observe import (
     vfs_words,
     wanted_words,
 )
-from moorage.plugin.node.targets import Target
 from moorage.storage import failpoints
 
 log = get_logger(__name__)

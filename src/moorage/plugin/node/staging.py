@@ -16,6 +16,7 @@ from moorage.host import extents, filesystems, loop, mounts, privileges
 from moorage.host.errors import CannotGrow, LoopGone
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
+from moorage.host.targets import Target
 from moorage.log import get_logger
 from moorage.plugin.access import Access
 from moorage.plugin.node.errors import (
@@ -39,7 +40,6 @@ from moorage.plugin.node.observe import (
     vfs_words,
     wanted_words,
 )
-from moorage.plugin.node.targets import Target
 from moorage.storage import failpoints
 
 log = get_logger(__name__)

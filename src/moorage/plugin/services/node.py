@@ -14,6 +14,7 @@ from moorage.csi import csi_pb2_grpc
 from moorage.errors import InvalidRequest, MoorageError
 from moorage.host import mountinfo
 from moorage.host.errors import HostError
+from moorage.host.targets import Target, check_path
 from moorage.log import get_logger
 from moorage.plugin.access import Access, why_unsupported
 from moorage.plugin.context import PluginContext, volume_key
@@ -22,7 +23,6 @@ from moorage.plugin.node.errors import NotAtPath
 from moorage.plugin.node.expansion import expand_on_node
 from moorage.plugin.node.observe import NodeVolume
 from moorage.plugin.node.publishing import Bind
-from moorage.plugin.node.targets import Target, check_path
 from moorage.plugin.services import wire
 from moorage.plugin.services.capabilities import node_capabilities
 from moorage.storage import Attachment, HealthEntry, errors
