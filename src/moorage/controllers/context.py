@@ -1,22 +1,29 @@
-"""What every controller is given: the API, shared informers, event recorders, options, and where to say it is busy.
+"""What every controller receives: the API, shared caches, event recorders, options, and the place to report work.
 
-Owns: `ControllerContext` and its parts, so that controllers can run alone, together or in a test, not knowing which.
-May not touch: decisions of any controller.
+Owns: `ControllerContext` and its parts. A controller does not know whether it runs alone, with others or in a test.
 Start reading at: `ControllerContext`, `Activity`.
 
 Each controller module exposes `async def run(context: ControllerContext) -> None`, which returns only when cancelled.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from functools import cached_property
+from typing import Any, Protocol, Self, TypeVar
 
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.caches import Caches
+from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.control.controller import Backoff, Controller, Resync, Watch
+from moorage.kube.control.controller import run as run_controllers
 from moorage.kube.control.events import Recorder
-from moorage.kube.control.queue import WorkQueue
+from moorage.kube.control.queue import Reconcile, WorkQueue
+from moorage.kube.control.writer import Writer
+
+K = TypeVar("K", bound=Hashable)
+MakeController = Callable[[str, Reconcile[str]], Controller[str]]
 
 
 class HasWork(Protocol):
@@ -29,8 +36,8 @@ class HasWork(Protocol):
 class Activity:
     """Whether the controllers of this process have anything left to do.
 
-    A controller registers each of its queues with `register` and wraps work that runs outside a queue in `busy`. What
-    it would look at anyway after a period it offers through `on_resync`, so that a test can ask for it now.
+    Queues are registered with `register`; work outside a queue is wrapped in `busy`. What a controller does from time
+    to time is registered with `on_resync`, so that a test can trigger it.
     """
 
     def __init__(self) -> None:
@@ -39,16 +46,16 @@ class Activity:
         self._resyncs: list[Callable[[], None]] = []
 
     def register(self, work: HasWork) -> None:
-        """From now on `work` counts."""
+        """Count `work` from now on."""
         self._watched.append(work)
 
-    def on_resync(self, look_again: Callable[[], None]) -> None:
-        """`look_again` does at once what the controller does from time to time; it must only fill queues."""
-        self._resyncs.append(look_again)
+    def on_resync(self, enqueue: Callable[[], None]) -> None:
+        """Register what a controller does from time to time. It must only fill queues."""
+        self._resyncs.append(enqueue)
 
     @contextmanager
     def busy(self, name: str) -> Iterator[None]:
-        """While inside, the process is not idle."""
+        """Report work outside a queue: the process is not idle inside the block."""
         self._in_flight[name] = self._in_flight.get(name, 0) + 1
         try:
             yield
@@ -59,16 +66,16 @@ class Activity:
 
     def resync(self) -> None:
         """Make every periodic check due now."""
-        for look_again in self._resyncs:
-            look_again()
+        for enqueue in self._resyncs:
+            enqueue()
 
     @property
     def is_idle(self) -> bool:
-        """No queue holds a key that is due, nothing is in flight; keys that wait for a later time do not count."""
+        """Whether no queue holds a key that is due and nothing is in flight. Delayed keys do not count."""
         return not self._in_flight and all(work.is_idle for work in self._watched)
 
     def is_idle_for(self, seconds: float) -> bool:
-        """Idle, and no queue has a key that comes back within this time, such as one that failed a moment ago."""
+        """Whether it is idle and no delayed key is due within this time, such as one that failed a moment ago."""
         due = (work.next_due_s() for work in self._watched if isinstance(work, WorkQueue))
         return self.is_idle and all(in_s is None or in_s > seconds for in_s in due)
 
@@ -91,7 +98,7 @@ class Recorders:
         await self._stack.aclose()
 
     async def of(self, component: str) -> Recorder:
-        """The recorder whose events name `component` as their source."""
+        """Return the recorder whose events name `component` as their source."""
         recorder = self._recorders.get(component)
         if recorder is None:
             recorder = await self._stack.enter_async_context(Recorder(self._client, component, self._host))
@@ -102,7 +109,7 @@ class Recorders:
 
 @dataclass(frozen=True, slots=True)
 class ControllerOptions:
-    """What a person may choose; times are those of kube-controller-manager."""
+    """Options of the command line. The default times are those of kube-controller-manager."""
 
     binder_resync_s: float = 15.0
     attach_reconcile_s: float = 0.1
@@ -119,7 +126,7 @@ class ControllerOptions:
     retry_max_s: float = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ControllerContext:
     """What `run(context)` of each controller receives."""
 
@@ -129,3 +136,34 @@ class ControllerContext:
     activity: Activity = field(default_factory=Activity)
     options: ControllerOptions = field(default_factory=ControllerOptions)
     clock: Callable[[], float] = time.monotonic
+
+    @cached_property
+    def caches(self) -> Caches:
+        return Caches(self.informers)
+
+    @cached_property
+    def writer(self) -> Writer:
+        return Writer(self.client, self.informers)
+
+    @property
+    def backoff(self) -> Backoff:
+        return Backoff(self.options.retry_start_s, self.options.retry_max_s)
+
+    def controller(self, name: str, reconcile: Reconcile[K], backoff: Backoff | None = None) -> Controller[K]:
+        """Return a controller with the workers and the back-off of the options."""
+        return Controller(name, reconcile, workers=self.options.workers, backoff=backoff or self.backoff)
+
+    async def run(
+        self,
+        controllers: Sequence[Controller[Any]],
+        watches: Sequence[Watch[Any]],
+        resyncs: Sequence[Resync] = (),
+        *,
+        reads: Sequence[Informer[Any]] = (),
+    ) -> None:
+        """Run controllers until cancelled, and count their queues as work of this process."""
+        for controller in controllers:
+            self.activity.register(controller.queue)
+        for resync in resyncs:
+            self.activity.on_resync(resync.enqueue)
+        await run_controllers(controllers, watches, resyncs, reads=reads)

@@ -1,8 +1,9 @@
-"""Generic ephemeral volumes: makes the claim that a pod's volume template asks for, owned by the pod.
+"""Generic ephemeral volumes: create the claim of a pod's volume template, owned by the pod.
 
-Owns: creating those claims. Their end is the garbage collector's work, through the owner reference.
-May not touch: claims that somebody else made under the same name; that is told as an event.
+Owns: creating those claims. The garbage collector deletes them through the owner reference.
 Start reading at: `plan_pod`, `run`.
+
+A claim of the same name that has another owner is left alone; the pod gets an event.
 """
 
 from collections.abc import Callable
@@ -14,12 +15,12 @@ import msgspec
 from moorage.controllers.context import ControllerContext
 from moorage.errors import MoorageError
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.caches import Caches
 from moorage.kube.control.events import Recorder
-from moorage.kube.control.queue import WorkQueue
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound
 from moorage.kube.objects import PersistentVolumeClaim, Pod
-from moorage.kube.volumes import claims_of, ephemeral_claim_name, is_owned_by
+from moorage.kube.volumes import ephemeral_claim_name, is_owned_by
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -28,7 +29,7 @@ COMPONENT = "ephemeral_volume"
 
 
 class ClaimIsForeign(MoorageError):
-    """The claim of the name that a pod's ephemeral volume needs was not made for this pod."""
+    """The claim name that a pod's ephemeral volume needs is taken by a claim that was not created for this pod."""
 
     code = "FAILED_PRECONDITION"
 
@@ -43,7 +44,7 @@ class MakeClaim:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The name is taken by a claim of somebody else."""
+    """The claim name is taken by a claim that was not created for this pod."""
 
     volume: str
     claim: str
@@ -53,7 +54,7 @@ EphemeralAction = MakeClaim | Refuse
 
 
 def plan_pod(pod: Pod, claim_at: Callable[[str], PersistentVolumeClaim | None]) -> list[EphemeralAction]:
-    """What the pod's ephemeral volumes still need; a pod that is going gets nothing new."""
+    """Return what the pod's ephemeral volumes still need. A pod that is being deleted gets no new claim."""
     if pod.is_deleting:
         return []
     actions: list[EphemeralAction] = []
@@ -70,7 +71,7 @@ def plan_pod(pod: Pod, claim_at: Callable[[str], PersistentVolumeClaim | None]) 
 
 
 def claim_from(pod: Pod, volume: dict[str, Any]) -> dict[str, Any]:
-    """The claim for one volume of a pod as the API has it, so that no field of the template is lost."""
+    """Return the claim for one volume of a pod. `volume` is raw JSON, so that no field of the template is lost."""
     template = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
     meta = template.get("metadata") or {}
     owner = {
@@ -94,21 +95,20 @@ def claim_from(pod: Pod, volume: dict[str, Any]) -> dict[str, Any]:
 
 
 class Ephemeral:
-    """Makes claims for pods, one pod at a time."""
+    """Creates claims for pods."""
 
-    def __init__(
-        self, client: Client, recorder: Recorder, pods: Informer[Pod], claims: Informer[PersistentVolumeClaim]
-    ) -> None:
+    def __init__(self, client: Client, writer: Writer, recorder: Recorder, caches: Caches) -> None:
         self._client = client
+        self._writer = writer
         self._recorder = recorder
-        self._pods = pods
-        self._claims = claims
+        self._caches = caches
 
     async def sync(self, key: str) -> None:
-        pod = self._pods.get(key)
+        """Create the missing claims of one pod."""
+        pod = self._caches.pods.get(key)
         if pod is None:
             return
-        for action in plan_pod(pod, self._claims.get):
+        for action in plan_pod(pod, self._caches.claims.get):
             try:
                 await self._execute(action, pod)
             except MoorageError as error:
@@ -129,18 +129,17 @@ class Ephemeral:
             return
         found = next((one for one in raw["spec"].get("volumes") or [] if one["name"] == volume), None)
         if raw["metadata"]["uid"] != pod.uid or found is None:
-            return  # another pod of this name, which has its own turn
+            return  # the pod was replaced by another of the same name, which is reconciled on its own
         try:
-            made = await self._client.create(PersistentVolumeClaim, claim_from(pod, found), pod.namespace)
-        except AlreadyExists as error:  # ours, not heard of yet, or somebody's who was quicker
+            made = await self._writer.create(PersistentVolumeClaim, claim_from(pod, found), pod.namespace)
+        except AlreadyExists as error:  # ours and not cached yet, or another claim
             there = await self._client.find(PersistentVolumeClaim, claim, pod.namespace)
             if there is not None and not is_owned_by(there, pod):
                 raise _foreign(pod, claim) from error
             return
         except ApiError as error:
             raise type(error)(error.status, error.reason, f"create PVC {claim}: {error.message}", error.body) from error
-        self._claims.remember(made)
-        log.info("claim made for an ephemeral volume", pod=pod.key, claim=made.key)
+        log.info("claim created for an ephemeral volume", pod=pod.key, claim=made.key)
 
 
 def _foreign(pod: Pod, claim: str) -> ClaimIsForeign:
@@ -148,25 +147,21 @@ def _foreign(pod: Pod, claim: str) -> ClaimIsForeign:
 
 
 async def run(context: ControllerContext) -> None:
-    """Make the claims of ephemeral volumes until cancelled."""
-    pods, claims = context.informers.of(Pod), context.informers.of(PersistentVolumeClaim)
-    recorder = await context.recorders.of(COMPONENT)
-    options = context.options
-    queue: WorkQueue[str] = WorkQueue("ephemeral", start_s=options.retry_start_s, max_s=options.retry_max_s)
-    context.activity.register(queue)
-    work = Ephemeral(context.client, recorder, pods, claims)
+    """Create the claims of ephemeral volumes until cancelled."""
+    caches = context.caches
+    work = Ephemeral(context.client, context.writer, await context.recorders.of(COMPONENT), caches)
 
-    def on_pod(old: Pod | None, new: Pod | None) -> None:
-        if new is not None and old is None and any(volume.ephemeral is not None for volume in new.spec.volumes):
-            queue.add(new.key)
+    def keys_for_claim(old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> list[str]:
+        """A deleted claim is created again while its pod exists."""
+        return [pod.key for pod in caches.pods_using(old.key)] if old is not None and new is None else []
 
-    def on_claim(old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
-        if old is not None and new is None:  # a claim that was deleted is made again while its pod is there
-            for pod in pods.by(claims_of, old.key):
-                queue.add(pod.key)
+    controller = context.controller("ephemeral", work.sync)
+    watches = [controller.watch(caches.pods, keys_for_pod), controller.watch(caches.claims, keys_for_claim)]
+    await context.run([controller], watches)
 
-    await pods.wait_synced()
-    await claims.wait_synced()
-    pods.subscribe(on_pod)
-    claims.subscribe(on_claim)
-    await queue.run(work.sync, options.workers)
+
+def keys_for_pod(old: Pod | None, new: Pod | None) -> list[str]:
+    """Return the key of a new pod that has an ephemeral volume."""
+    if new is None or old is not None or all(volume.ephemeral is None for volume in new.spec.volumes):
+        return []
+    return [new.key]

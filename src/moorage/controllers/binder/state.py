@@ -1,8 +1,7 @@
-"""What the binder knows: the shared copies of claims, volumes, classes and pods, and the indexes over them.
+"""What the binder knows: the shared caches of claims, volumes, classes and pods, and its own indexes.
 
-Owns: `World`, which answers what `plan.py` asks, and says whom a change concerns.
-May not touch: the API; decisions.
-Start reading at: `World.keys_for_volume`, `World.keys_for_claim`.
+Owns: `BinderState`, which answers what `plan.py` asks, and the keys that a change affects.
+Start reading at: `BinderState.keys_for_volume`, `BinderState.keys_for_claim`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,33 +12,34 @@ from moorage.controllers.binder.matching import FreeVolumes, WaitingClaims, is_f
 from moorage.kube.cache.informer import Informer
 from moorage.kube.names import BIND_COMPLETED
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
-from moorage.kube.volumes import claim_class, claims_of, default_class, has_class, is_default, reference_key
-
-BY_VOLUME = "binder-by-volume"
-UNBOUND = "binder-unbound"
+from moorage.kube.volumes import (
+    claim_class,
+    claims_of,
+    default_class,
+    has_class,
+    is_default,
+    reference_key,
+    volume_named_by,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys to look at again."""
+    """Keys to enqueue."""
 
     claims: list[str] = field(default_factory=list)
     volumes: list[str] = field(default_factory=list)
 
 
-def _named_volume(claim: PersistentVolumeClaim) -> Iterable[str]:
-    return [claim.spec.volume_name] if claim.spec.volume_name else []
-
-
 def _wanted_class(claim: PersistentVolumeClaim) -> Iterable[str]:
-    """Unbound claims by their class, those that name none under a key that no class can have."""
+    """Return the class of an unbound claim, for an index; `*`, which no class can be called, if it names none."""
     if BIND_COMPLETED in claim.annotations:
         return []
     return [claim_class(claim) if has_class(claim) else "*"]
 
 
 class BinderState:
-    """Claims, volumes, classes and pods as they are known here, never older than our own last write."""
+    """Claims, volumes, classes and pods as cached, never older than our own last write."""
 
     def __init__(
         self,
@@ -54,8 +54,6 @@ class BinderState:
         self.pods = pods
         self.free = FreeVolumes(volumes.get)
         self.waiting = WaitingClaims()
-        claims.index(BY_VOLUME, _named_volume)
-        claims.index(UNBOUND, _wanted_class)
 
     # What plan.py asks.
 
@@ -78,16 +76,16 @@ class BinderState:
     def pods_using(self, claim_key: str) -> Sequence[str]:
         return sorted(pod.key for pod in self.pods.by(claims_of, claim_key) if not pod.is_terminated)
 
-    # Whom a change concerns.
+    # Keys that a change affects.
 
     def keys_for_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> Keys:
-        """The volume itself, the claims at either end of a reference, and one claim that could use it if it is free."""
+        """Return the volume, the claims at either end of a reference, and one waiting claim if the volume is free."""
         claims = []
         for volume in (old, new):
             if volume is not None and volume.spec.claim_ref is not None:
                 claims.append(reference_key(volume.spec.claim_ref))
             if volume is not None:
-                claims += [claim.key for claim in self.claims.at(BY_VOLUME, volume.name)]
+                claims += [claim.key for claim in self.claims.by(volume_named_by, volume.name)]
         if new is None:
             return Keys(claims)
         if is_free(new):
@@ -96,7 +94,7 @@ class BinderState:
         return Keys(claims, [new.name])
 
     def keys_for_claim(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> Keys:
-        """The claim itself, the volume it names or named, and the volumes that name it."""
+        """Return the claim, the volume it names or named, and the volumes that name it."""
         known = [claim for claim in (old, new) if claim is not None]
         volumes = [claim.spec.volume_name for claim in known if claim.spec.volume_name]
         for key in {claim.key for claim in known}:
@@ -104,32 +102,32 @@ class BinderState:
         return Keys([new.key] if new is not None else [], [name for name in volumes if self.volumes.get(name)])
 
     def keys_for_class(self, old: StorageClass | None, new: StorageClass | None) -> Keys:
-        """Unbound claims of the class, and those without any if it is a default."""
+        """Return the unbound claims of the class, and those without a class if it is a default."""
         claims: list[PersistentVolumeClaim] = []
         for changed in (old, new):
             if changed is not None:
-                claims += self.claims.at(UNBOUND, changed.name)
-                claims += self.claims.at(UNBOUND, "*") if is_default(changed) else []
+                claims += self.claims.by(_wanted_class, changed.name)
+                claims += self.claims.by(_wanted_class, "*") if is_default(changed) else []
         return Keys([claim.key for claim in claims])
 
     def keys_for_pod(self, pod: Pod) -> Keys:
-        """Claims that wait for a consumer tell whether there is one."""
+        """Return the unbound claims of a pod: they may wait for their first consumer."""
         claims = (self.claims.get(key) for key in claims_of(pod))
         return Keys([c.key for c in claims if c is not None and BIND_COMPLETED not in c.annotations])
 
-    # What is at rest costs nothing when it changes otherwise, nor when everything is looked at again.
+    # Settled claims and volumes are not enqueued, neither by unrelated changes nor by the resync.
 
-    def wants_look(self, concerned: Keys) -> Keys:
-        """Those of the concerned about which there may be something to do."""
-        claims = ((key, self.claims.get(key)) for key in concerned.claims)
-        volumes = ((name, self.volumes.get(name)) for name in concerned.volumes)
+    def unsettled_of(self, keys: Keys) -> Keys:
+        """Return those of the keys about which there may be something to do."""
+        claims = ((key, self.claims.get(key)) for key in keys.claims)
+        volumes = ((name, self.volumes.get(name)) for name in keys.volumes)
         return Keys(
             [key for key, claim in claims if claim is None or not self._is_settled_claim(claim)],
             [name for name, volume in volumes if volume is not None and not self._is_settled_volume(volume)],
         )
 
     def unsettled(self) -> Keys:
-        """Everything but claims and volumes whose references agree and whose phase says so."""
+        """Return every key except claims and volumes that are bound to each other and say so."""
         return Keys(
             [claim.key for claim in self.claims if not self._is_settled_claim(claim)],
             [volume.name for volume in self.volumes if not self._is_settled_volume(volume)],

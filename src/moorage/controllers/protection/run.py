@@ -1,15 +1,15 @@
-"""Protection, running: one loop each for claims, volumes and attributes classes. Decides nothing.
+"""Protection, running: one part each for claims, volumes and attributes classes. Decides nothing.
 
-Owns: the queues, and the writes of finalizers and of the condition `Unused`.
-Start reading at: `run`, `Claims.sync_claim`.
+Owns: the watches, and the writes of finalizers and of the condition `Unused`.
+Start reading at: `run`, `ClaimProtection.sync_claim`.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
-from moorage.controllers.context import ControllerContext
+from moorage.controllers.context import ControllerContext, MakeController
 from moorage.controllers.protection.plan import (
     UNUSED,
     AddGuard,
@@ -22,8 +22,10 @@ from moorage.controllers.protection.plan import (
     plan_guard,
 )
 from moorage.kube.api.client import Client, PatchType
+from moorage.kube.cache.caches import Caches
 from moorage.kube.cache.informer import Informer
-from moorage.kube.control.queue import WorkQueue
+from moorage.kube.control.controller import Controller, Watch
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import NotFound
 from moorage.kube.names import CLAIM_PROTECTION, CLASS_PROTECTION, VOLUME_PROTECTION
 from moorage.kube.objects import (
@@ -40,12 +42,11 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 T = TypeVar("T", bound=KubeObject)
-BY_ATTRIBUTES_CLASS = "by-attributes-class"
 _AT_A_TIME = 32
 
 
 async def run(context: ControllerContext) -> None:
-    """Protect claims, volumes and attributes classes until cancelled; each loop runs though another cannot."""
+    """Protect claims, volumes and attributes classes until cancelled. A kind that is not served holds up no other."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_run_claims(context), name="protection-claims")
         tasks.create_task(_run_volumes(context), name="protection-volumes")
@@ -53,46 +54,41 @@ async def run(context: ControllerContext) -> None:
 
 
 class ClaimProtection:
-    """Claims one by one; those about to be let go namespace by namespace, so that many cost one list of pods."""
+    """Reconciles claims one by one, and those about to be released by namespace: many then cost one list of pods."""
 
-    def __init__(
-        self,
-        client: Client,
-        claims: Informer[PersistentVolumeClaim],
-        pods: Informer[Pod],
-        namespaces: WorkQueue[str],
-    ) -> None:
+    def __init__(self, client: Client, caches: Caches, writer: Writer, make: MakeController) -> None:
         self._client = client
-        self._claims = claims
-        self._pods = pods
-        self._namespaces = namespaces
+        self._caches = caches
+        self._writer = writer
         self._leaving: dict[str, dict[str, None]] = {}
+        self.claims = make("protection-claims", self.sync_claim)
+        self.namespaces = make("protection-namespaces", self.sync_namespace)
 
     async def sync_claim(self, key: str) -> None:
-        """Look at a claim with the pods known here; if none seems to hold it, its namespace is asked."""
-        if not await self._settle(key, self._pods.by(claims_of, key), is_confirmed=False):
+        """Reconcile a claim with the cached pods. If none uses it, its namespace is enqueued for a live list."""
+        if not await self._settle(key, self._caches.pods_using(key), is_confirmed=False):
             namespace = key.partition("/")[0]
             self._leaving.setdefault(namespace, {})[key] = None
-            self._namespaces.add(namespace)
+            self.namespaces.queue.add(namespace)
 
     async def sync_namespace(self, namespace: str) -> None:
-        """Let go the claims that no pod of the namespace holds, as the API itself lists them.
+        """Release the claims that no pod of the namespace uses, as the API server lists the pods now.
 
-        Several at a time, so that their writes share commits of the server. One that cannot be let go now holds no
-        other up; it stays here and comes again with the namespace.
+        Several at a time, so that their writes share commits of the server. A claim that cannot be released now holds
+        up no other: it stays noted and is tried again with the namespace.
         """
         leaving = self._leaving.pop(namespace, {})
         slots = asyncio.Semaphore(_AT_A_TIME)
         left = dict(leaving)
 
-        async def let_go(key: str, pods: list[Pod]) -> None:
+        async def release(key: str, pods: list[Pod]) -> None:
             async with slots:
                 await self._settle(key, pods, is_confirmed=True)
             del left[key]
 
         try:
             pods = (await self._client.list(Pod, namespace)).items if leaving else []
-            outcomes = await asyncio.gather(*(let_go(key, pods) for key in leaving), return_exceptions=True)
+            outcomes = await asyncio.gather(*(release(key, pods) for key in leaving), return_exceptions=True)
             for failure in (each for each in outcomes if each is not None):
                 raise failure
         finally:
@@ -100,123 +96,99 @@ class ClaimProtection:
                 self._leaving[namespace] = left | self._leaving.get(namespace, {})
 
     async def _settle(self, key: str, pods: list[Pod], *, is_confirmed: bool) -> bool:
-        """Do what the plan says for one claim; False when the pods have to be asked for first."""
-        claim = self._claims.get(key)
+        """Carry out the plan for one claim. Returns False if the pods must be listed first."""
+        claim = self._caches.claims.get(key)
         if claim is None:
             return True
         actions = plan_claim(claim, pods, is_confirmed=is_confirmed)
         if any(isinstance(action, AskForPods) for action in actions):
             return False
         for action in actions:
-            claim = await _execute(self._client, self._claims, claim, CLAIM_PROTECTION, action)
+            claim = await _execute(self._writer, claim, CLAIM_PROTECTION, action)
         return True
+
+    def keys_for_claim(self, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> list[str]:
+        """Return the claim's key if there is something to do about it; most changes need nothing."""
+        if new is None or not plan_claim(new, self._caches.pods_using(new.key), is_confirmed=False):
+            return []
+        return [new.key]
 
 
 async def _run_claims(context: ControllerContext) -> None:
-    claims, pods = context.informers.of(PersistentVolumeClaim), context.informers.of(Pod)
-    queue, namespaces = _queue(context, "protection-claims"), _queue(context, "protection-namespaces")
-    work = ClaimProtection(context.client, claims, pods, namespaces)
-
-    def on_claim(_: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
-        if new is not None and plan_claim(new, pods.by(claims_of, new.key), is_confirmed=False):
-            queue.add(new.key)  # most changes of a claim ask nothing of us
-
-    def on_pod(old: Pod | None, new: Pod | None) -> None:
-        for pod in (old, new):
-            for key in claims_of(pod) if pod is not None else ():
-                queue.add(key)
-
-    await claims.wait_synced()
-    await pods.wait_synced()
-    claims.subscribe(on_claim)
-    pods.subscribe(on_pod)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(queue.run(work.sync_claim, context.options.workers), name="protection-claims")
-        tasks.create_task(namespaces.run(work.sync_namespace, context.options.workers), name="protection-namespaces")
+    caches = context.caches
+    work = ClaimProtection(context.client, caches, context.writer, context.controller)
+    watches = [
+        work.claims.watch(caches.claims, work.keys_for_claim),
+        work.claims.watch(caches.pods, lambda old, new: [key for pod in (old, new) if pod for key in claims_of(pod)]),
+    ]
+    await context.run([work.claims, work.namespaces], watches)
 
 
 async def _run_volumes(context: ControllerContext) -> None:
-    volumes = context.informers.of(PersistentVolume)
-
-    def is_used(volume: PersistentVolume) -> bool:
-        return volume.status.phase == "Bound"
-
-    await _run_guard(context, volumes, VOLUME_PROTECTION, is_used, lambda queue: None)
+    guard = Guard(context, context.caches.volumes, VOLUME_PROTECTION, lambda volume: volume.status.phase == "Bound")
+    await context.run([guard.controller], [guard.watch()])
 
 
 async def _run_classes(context: ControllerContext) -> None:
-    classes = context.informers.of(VolumeAttributesClass)
-    volumes, claims = context.informers.of(PersistentVolume), context.informers.of(PersistentVolumeClaim)
-    volumes.index(BY_ATTRIBUTES_CLASS, attributes_classes_of)
-    claims.index(BY_ATTRIBUTES_CLASS, attributes_classes_of)
+    volumes, claims = context.caches.volumes, context.caches.claims
 
     def is_used(attributes_class: VolumeAttributesClass) -> bool:
         name = attributes_class.name
-        return bool(volumes.at(BY_ATTRIBUTES_CLASS, name) or claims.at(BY_ATTRIBUTES_CLASS, name))
+        return bool(volumes.by(attributes_classes_of, name) or claims.by(attributes_classes_of, name))
 
-    def follow_users(queue: WorkQueue[str]) -> None:
-        def on_user(
-            old: PersistentVolume | PersistentVolumeClaim | None, new: PersistentVolume | PersistentVolumeClaim | None
-        ) -> None:
-            for name in attributes_classes_of(old) if old is not None else ():
-                queue.add(name)
+    def no_longer_used(old: PersistentVolume | PersistentVolumeClaim | None, _: Any) -> list[str]:
+        return attributes_classes_of(old) if old is not None else []
 
-        volumes.subscribe(on_user)
-        claims.subscribe(on_user)
-
-    await volumes.wait_synced()
-    await claims.wait_synced()
-    await _run_guard(context, classes, CLASS_PROTECTION, is_used, follow_users)
+    guard = Guard(context, context.caches.attributes_classes, CLASS_PROTECTION, is_used)
+    of_users = [guard.controller.watch(volumes, no_longer_used), guard.controller.watch(claims, no_longer_used)]
+    await context.run([guard.controller], [guard.watch(), *of_users])
 
 
-async def _run_guard(
-    context: ControllerContext,
-    informer: Informer[T],
-    finalizer: str,
-    is_used: Callable[[T], bool],
-    follow_users: Callable[[WorkQueue[str]], None],
-) -> None:
-    queue = _queue(context, f"protection-{informer.kind.resource.plural}")
+class Guard(Generic[T]):
+    """Keeps one finalizer on every object of a kind for as long as the object is in use."""
 
-    async def sync(key: str) -> None:
-        obj = informer.get(key)
+    def __init__(
+        self, context: ControllerContext, cache: Informer[T], finalizer: str, is_used: Callable[[T], bool]
+    ) -> None:
+        self._writer = context.writer
+        self._cache = cache
+        self._finalizer = finalizer
+        self._is_used = is_used
+        self.controller: Controller[str] = context.controller(f"protection-{cache.kind.resource.plural}", self.sync)
+
+    async def sync(self, key: str) -> None:
+        """Add or remove the finalizer of one object."""
+        obj = self._cache.get(key)
         if obj is not None:
-            for action in plan_guard(obj, finalizer, is_used=is_used(obj)):
-                obj = await _execute(context.client, informer, obj, finalizer, action)
+            for action in self._plan(obj):
+                obj = await _execute(self._writer, obj, self._finalizer, action)
 
-    def on_change(_: T | None, new: T | None) -> None:
-        if new is not None and plan_guard(new, finalizer, is_used=is_used(new)):
-            queue.add(new.key)
+    def watch(self) -> Watch[T]:
+        """Return a watch that enqueues the objects that need a write."""
+        return self.controller.watch(self._cache, lambda _, new: [new.key] if new and self._plan(new) else [])
 
-    await informer.wait_synced()
-    informer.subscribe(on_change)
-    follow_users(queue)
-    await queue.run(sync, context.options.workers)
+    def _plan(self, obj: T) -> Sequence[ProtectionAction]:
+        return plan_guard(obj, self._finalizer, is_used=self._is_used(obj))
 
 
-async def _execute(client: Client, cache: Informer[T], obj: T, finalizer: str, action: ProtectionAction) -> T:
-    """One write, valid only for the version that was judged."""
-    kind, how, subresource = type(obj), PatchType.MERGE, ""
-    match action:
-        case AddGuard():
-            patch: dict[str, object] = {"metadata": {"finalizers": [*obj.finalizers, finalizer]}}
-        case RemoveGuard():
-            patch = {"metadata": {"finalizers": [name for name in obj.finalizers if name != finalizer]}}
-        case SetUnused(is_unused):
-            patch, how, subresource = {"status": {"conditions": [_unused(is_unused)]}}, PatchType.STRATEGIC, "status"
-        case AskForPods():
-            return obj
+async def _execute(writer: Writer, obj: T, finalizer: str, action: ProtectionAction) -> T:
+    """Carry out one action, valid only for the version that was judged."""
     try:
-        version = obj.metadata.resource_version
-        written = await client.patch(
-            kind, obj.name, patch, obj.namespace, how=how, subresource=subresource, version=version
-        )
+        match action:
+            case AddGuard():
+                return await writer.add_finalizers(obj, finalizer)
+            case RemoveGuard():
+                left = [name for name in obj.finalizers if name != finalizer]
+                released = await writer.patch(obj, {"metadata": {"finalizers": left}})
+                log.info("no longer in use; released", kind=obj.resource.kind, name=obj.key)  # only if it was our write
+                return released
+            case SetUnused(is_unused):
+                patch = {"status": {"conditions": [_unused(is_unused)]}}
+                return await writer.patch(obj, patch, how=PatchType.STRATEGIC, subresource="status")
+            case AskForPods():
+                return obj
     except NotFound:
         return obj
-    cache.remember(written)
-    if isinstance(action, RemoveGuard):  # said once, when it is so: another writer may have been first
-        log.info("no longer in use and let go", kind=kind.resource.kind, name=obj.key)
-    return written
 
 
 def _unused(is_unused: bool) -> dict[str, str]:
@@ -229,10 +201,3 @@ def _unused(is_unused: bool) -> dict[str, str]:
         else "A pod is currently referencing this PVC",
         "lastTransitionTime": timestamp_text(time.time()),
     }
-
-
-def _queue(context: ControllerContext, name: str) -> WorkQueue[str]:
-    options = context.options
-    queue: WorkQueue[str] = WorkQueue(name, start_s=options.retry_start_s, max_s=options.retry_max_s)
-    context.activity.register(queue)
-    return queue

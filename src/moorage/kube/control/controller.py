@@ -43,7 +43,7 @@ class Controller(Generic[K]):
         self.workers = workers
         self.queue: WorkQueue[K] = WorkQueue(name, start_s=backoff.start_s, max_s=backoff.max_s, jitter=backoff.jitter)
 
-    def watch(self, cache: Informer[T], keys: Callable[[T | None, T | None], Iterable[K]]) -> "Watch[T]":
+    def watch(self, cache: Informer[T], keys: Callable[[T | None, T | None], Iterable[K]]) -> "Watch[Any]":
         """Return a watch that enqueues the keys that a change of one object affects."""
 
         def on_change(old: T | None, new: T | None) -> None:

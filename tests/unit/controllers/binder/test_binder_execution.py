@@ -9,7 +9,8 @@ from binder_objects import claim, merged, storage_class, volume
 from moorage.controllers.binder.execute import BinderExecutor, NotNow
 from moorage.controllers.binder.plan import EmitEvent, SetClaimPhase, SetVolumePhase, TellMissing, TryLater, Unbind
 from moorage.controllers.binder.state import BinderState
-from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict
 from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, DEFAULT_CLASS
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
@@ -48,7 +49,10 @@ class Scene:
         self.api, self.told = Api(refuses), []
         self.api.objects = {asked.name: asked, held.name: held}
         self.claims, self.volumes = copies(asked), copies(held)
-        self.executor = BinderExecutor(self.api, self, self.claims, self.volumes)  # type: ignore[arg-type]
+        informers = Informers(self.api)  # type: ignore[arg-type]
+        informers.share(self.claims)
+        informers.share(self.volumes)
+        self.executor = BinderExecutor(self.api, Writer(self.api, informers), self)  # type: ignore[arg-type]
 
     def event(self, subject: Any, kind: str, reason: str, message: str) -> None:
         self.told.append((subject.name, kind, reason))

@@ -19,6 +19,7 @@ from moorage.controllers.binder.execute import BinderExecutor
 from moorage.controllers.binder.matching import is_free
 from moorage.controllers.binder.run import Binder
 from moorage.controllers.binder.state import BinderState
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.names import BIND_COMPLETED, PROVISIONED_BY
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim
@@ -147,7 +148,10 @@ class Api:
 
 
 class Nothing:
-    """A recorder that nobody reads, and a queue that nobody works on."""
+    """A recorder without readers, and a controller whose queue has no workers."""
+
+    def __init__(self, *_: object) -> None:
+        self.queue = self
 
     def event(self, *_: object) -> None: ...
 
@@ -165,10 +169,14 @@ class Process:
             history.clear()
         copies: Any = (self.claims, self.volumes, Copy(), Copy())
         self.world = BinderState(*copies)
-        nothing, any_api = Nothing(), api
-        executor = BinderExecutor(any_api, nothing, self.claims, self.volumes)  # type: ignore[arg-type]
-        self.binder = Binder(any_api, self.world, executor, nothing, nothing)  # type: ignore[arg-type]
+        any_api: Any = api
+        writer = Writer(any_api, self)  # type: ignore[arg-type]
+        executor = BinderExecutor(any_api, writer, Nothing())  # type: ignore[arg-type]
+        self.binder = Binder(any_api, self.world, executor, Nothing)  # type: ignore[arg-type]
         self.volumes.subscribe(self.world.free.see)
+
+    def remember(self, obj: Any) -> None:
+        (self.volumes if isinstance(obj, PersistentVolume) else self.claims).remember(obj)
 
     def hear(self, kind: type[Any], count: int) -> None:
         """Take in the next events of a kind; the order within a kind is kept, that between kinds is not."""

@@ -50,10 +50,11 @@ def test_the_template_is_carried_over_whole() -> None:
 
 
 class Late:
-    """An API that has a claim of the name, and copies that have not heard of it."""
+    """An API that has a claim of the name, and caches that do not have it yet."""
 
     def __init__(self, owner: str) -> None:
         self.owner, self.told = owner, []
+        self.pods = self.claims = self
 
     def get(self, key: str) -> Pod | None:
         return pod() if key == "default/pod" else None
@@ -71,13 +72,13 @@ class Late:
         self.told.append((reason, message))
 
 
-async def test_our_own_claim_that_was_not_heard_of_is_no_error() -> None:
+async def test_our_own_claim_that_is_not_cached_yet_is_no_error() -> None:
     late: Any = Late("p")
     await Ephemeral(late, late, late, late).sync("default/pod")
     assert late.told == []
 
 
-async def test_somebody_who_was_quicker_is_told_of_as_if_he_had_been_known() -> None:
+async def test_a_claim_of_another_owner_that_is_not_cached_yet_is_reported_too() -> None:
     late: Any = Late("older")
     with pytest.raises(ClaimIsForeign):
         await Ephemeral(late, late, late, late).sync("default/pod")

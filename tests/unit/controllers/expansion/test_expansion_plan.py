@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.controllers.expansion import SetResizer, TellWaiting, plan_expansion, wants_a_look
+from moorage.controllers.expansion import SetResizer, TellWaiting, keys_for_claim, plan_expansion
 from moorage.kube.names import PRE_RESIZE_CAPACITY, PROVISIONED_BY, STORAGE_RESIZER
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 
@@ -68,7 +68,7 @@ def test_what_is_done(asking: PersistentVolumeClaim, held: PersistentVolume | No
 def test_which_changes_matter(
     old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None, expected: bool
 ) -> None:
-    assert wants_a_look(old, new) is expected
+    assert bool(keys_for_claim(old, new)) is expected
 
 
 @pytest.mark.parametrize(

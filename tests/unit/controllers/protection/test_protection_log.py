@@ -6,12 +6,15 @@ import msgspec
 import pytest
 
 from moorage.controllers.protection.run import ClaimProtection
-from moorage.kube.control.queue import WorkQueue
+from moorage.kube.cache.caches import Caches
+from moorage.kube.cache.informer import Informers
+from moorage.kube.control.controller import Controller
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict
 from moorage.kube.names import CLAIM_PROTECTION
 from moorage.kube.objects import PersistentVolumeClaim
 
-META = {"name": "c", "namespace": "ns", "uid": "u", "finalizers": [CLAIM_PROTECTION]}
+META = {"name": "c", "namespace": "ns", "uid": "u", "resourceVersion": "7", "finalizers": [CLAIM_PROTECTION]}
 LEAVING = msgspec.convert({"metadata": META | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, PersistentVolumeClaim)
 
 
@@ -31,23 +34,16 @@ class Api:
         return LEAVING
 
 
-class Cache:
-    def get(self, _key):
-        return LEAVING
-
-    def by(self, _index, _key):
-        return []
-
-    def remember(self, _obj) -> None:
-        pass
-
-
-async def test_a_claim_is_said_to_be_let_go_only_when_it_is(caplog):
+async def test_a_claim_is_reported_as_released_only_when_it_is(caplog):
     caplog.set_level(logging.INFO, logger="moorage")
-    work = ClaimProtection(Api(), Cache(), Cache(), WorkQueue("namespaces"))
+    api = Api()
+    informers = Informers(api)
+    caches = Caches(informers)
+    caches.claims.remember(LEAVING)
+    work = ClaimProtection(api, caches, Writer(api, informers), Controller)
     await work.sync_claim("ns/c")
     with pytest.raises(Conflict):
         await work.sync_namespace("ns")
-    assert "let go" not in caplog.text
+    assert "released" not in caplog.text
     await work.sync_namespace("ns")
-    assert caplog.text.count("let go") == 1
+    assert caplog.text.count("released") == 1
