@@ -132,6 +132,7 @@ class ApiServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.listener.close()
+        await self.resources.close()
         await self.store.close()
         os.close(self._lock)
 

@@ -1,313 +1,253 @@
-"""Validation rules of CustomResourceDefinitions: the part of CEL that such rules are made of.
+"""Validation rules of CustomResourceDefinitions, evaluated by Google's CEL (`cel-expr-python`).
 
-Owns: parsing and evaluating expressions: has(), size(), comparisons, logic, `in`, string methods, all() and exists().
-May not touch: anything; a rule is a function of self and oldSelf.
+Owns: the variables and functions that a rule has, compiling rules, objects as CEL values, and how fields are named.
 Start reading at: `Rule`.
 
-An expression outside this part is not guessed at: parsing it fails, and its rule is left out (and said so in the log).
+Only the process of `rule_worker` imports this module: the library holds the interpreter lock while it evaluates, and a
+rule can ask for any amount of memory. Fields of objects have no static type, so a rule that names a field that does
+not exist compiles, and fails when it is evaluated. An unknown function or variable does not compile.
 """
 
+import base64
+import binascii
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from moorage.errors import InvalidRequest
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_bindings, ext_encoders, ext_math, ext_optional, ext_strings
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+\.\d+|\d+)|(?P<string>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
-    r"|(?P<name>[A-Za-z_]\w*)|(?P<op>&&|\|\||==|!=|<=|>=|[-+*/%!<>?:.,()\[\]]))"
-)
-_MISSING = object()
+from moorage.apiserver.crd.cel_functions import kubernetes_functions
+
+Schema = dict[str, Any]
+ABSENT = object()
+LIMIT_TEXT = 16 << 10
+_DURATION = re.compile(r"(-?)((?:[0-9]+(?:\.[0-9]*)?(?:ns|us|µs|ms|s|m|h))+)")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_RESERVED = frozenset(
+    ("true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import",
+     "let", "loop", "package", "namespace", "return")
+)  # fmt: skip
+_NAME = re.compile(r"[a-zA-Z_.\-/][a-zA-Z0-9_.\-/]*")
+_SPECIAL = re.compile(r"__|[.\-/]")
+_ESCAPES = {"__": "__underscores__", ".": "__dot__", "-": "__dash__", "/": "__slash__"}
+# With optionalOldSelf, oldSelf is an optional value. The library cannot be given one, but an expression can make it.
+_OPTIONAL = "cel.bind(oldSelf, hasOldSelf ? optional.of(givenOldSelf) : optional.none(), {})"
 
 
-class BadExpression(InvalidRequest):
-    """The text is no expression of the supported part of CEL."""
+class BadRule(Exception):
+    """The text does not compile; the message says why."""
 
 
-class NoValue(Exception):
-    """A field that is not there was used."""
-
-
-Scope = dict[str, Any]
-Node = Callable[[Scope], Any]
+class RuleFailed(Exception):
+    """The rule could not be evaluated for this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A compiled rule; one that mentions oldSelf holds only for changes."""
+    """A compiled rule. A transition rule is evaluated only where there is an old value."""
 
     text: str
-    message: str
-    node: Node
     is_transition: bool
+    is_optional: bool
+    verdict: Any
+    explanation: Any
 
     @classmethod
-    def compile(cls, text: str, message: str) -> "Rule":
-        parser = _Parser(text)
-        node = parser.expression()
-        parser.expect_end()
-        return cls(text, message or f"failed rule: {text}", node, "oldSelf" in parser.names)
+    def compile(cls, rule: Schema, schema: Schema) -> "Rule":
+        """Raises BadRule if the rule or its messageExpression does not compile or has the wrong type."""
+        text = str(rule.get("rule") or "")
+        is_optional = rule.get("optionalOldSelf") is True
+        kind = _static_type(schema)
+        verdict, is_transition = _compiled(text, kind, "BOOL", is_optional)
+        explanation = None
+        if rule.get("messageExpression"):
+            explanation, uses_old = _compiled(str(rule["messageExpression"]), kind, "STRING", is_optional)
+            if uses_old and not is_transition:
+                raise BadRule("messageExpression uses oldSelf, but the rule does not")
+        if is_optional and not is_transition:
+            raise BadRule("optionalOldSelf is set, but the rule does not use oldSelf")
+        return cls(text, is_transition, is_optional, verdict, explanation)
 
-    def holds(self, value: Any, old: Any = _MISSING) -> bool:
-        """Whether the rule is kept; a rule that cannot be computed is broken."""
-        scope: Scope = {"self": value}
-        if self.is_transition:
-            if old is _MISSING:
-                return True
-            scope["oldSelf"] = old
-        try:
-            return bool(self.node(scope))
-        except (NoValue, TypeError, ZeroDivisionError, re.error):
-            return False
-
-
-ABSENT = _MISSING
-_BINARY = [("||",), ("&&",), ("==", "!=", "<=", ">=", "<", ">", "in"), ("+", "-"), ("*", "/", "%")]
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self.tokens: list[tuple[str, str]] = []
-        self.names: set[str] = set()
-        self.bound = ["self", "oldSelf"]
-        at = 0
-        text = text.strip()
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            if match is None or match.end() == at:
-                raise BadExpression(f"cannot read {text[at : at + 20]!r}")
-            self.tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
-            at = match.end()
-            while at < len(text) and text[at].isspace():
-                at += 1
-        self.at = 0
-
-    def peek(self) -> str:
-        return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
-
-    def take(self, wanted: str = "") -> tuple[str, str]:
-        if self.at >= len(self.tokens) or (wanted and self.tokens[self.at][1] != wanted):
-            raise BadExpression(f"expected {wanted or 'more'}, found {self.peek()!r}")
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def expect_end(self) -> None:
-        if self.at != len(self.tokens):
-            raise BadExpression(f"unexpected {self.peek()!r}")
-
-    def expression(self) -> Node:
-        test = self.binary(0)
-        if self.peek() != "?":
-            return test
-        self.take("?")
-        yes = self.expression()
-        self.take(":")
-        no = self.expression()
-        return lambda scope: yes(scope) if test(scope) else no(scope)
-
-    def binary(self, level: int) -> Node:
-        if level == len(_BINARY):
-            return self.unary()
-        left = self.binary(level + 1)
-        while self.peek() in _BINARY[level]:
-            operator = self.take()[1]
-            left = _combine(operator, left, self.binary(level + 1))
-        return left
-
-    def unary(self) -> Node:
-        if self.peek() == "!":
-            self.take()
-            inner = self.unary()
-            return lambda scope: not inner(scope)
-        if self.peek() == "-":
-            self.take()
-            inner = self.unary()
-            return lambda scope: -inner(scope)
-        return self.postfix(self.primary())
-
-    def postfix(self, node: Node) -> Node:
-        while self.peek() in (".", "["):
-            if self.take()[1] == "[":
-                index = self.expression()
-                self.take("]")
-                node = _indexed(node, index)
-                continue
-            kind, name = self.take()
-            if kind != "name":
-                raise BadExpression(f"unexpected {name!r} after a dot")
-            node = self.method(node, name) if self.peek() == "(" else _member(node, name)
-        return node
-
-    def method(self, target: Node, name: str) -> Node:
-        self.take("(")
-        if name in ("all", "exists", "exists_one", "filter", "map"):
-            variable = self.take()[1]
-            self.take(",")
-            self.bound.append(variable)
-            body = self.expression()
-            self.bound.pop()
-            self.take(")")
-            return _macro(name, target, variable, body)
-        arguments = self.arguments()
-        if name not in _METHODS:
-            raise BadExpression(f"unknown method {name}")
-        function = _METHODS[name]
-        return lambda scope: function(target(scope), *[argument(scope) for argument in arguments])
-
-    def arguments(self) -> list[Node]:
-        found: list[Node] = []
-        while self.peek() != ")":
-            found.append(self.expression())
-            if self.peek() == ",":
-                self.take()
-        self.take(")")
+    def holds(self, value: Any, old: Any = ABSENT) -> bool:
+        """Whether CEL values keep the rule. Raises RuleFailed if the rule has no verdict on them."""
+        if self.is_transition and not self.is_optional and old is ABSENT:
+            return True
+        found = _evaluated(self.verdict, value, old)
+        if not isinstance(found, bool):
+            raise RuleFailed("the rule did not evaluate to a bool")
         return found
 
-    def primary(self) -> Node:
-        kind, text = self.take()
-        if kind == "number":
-            number = float(text) if "." in text else int(text)
-            return lambda _scope: number
-        if kind == "string":
-            string = re.sub(r"\\(.)", r"\1", text[1:-1])
-            return lambda _scope: string
-        if text == "(":
-            inner = self.expression()
-            self.take(")")
-            return inner
-        if text == "[":
-            items: list[Node] = []
-            while self.peek() != "]":
-                items.append(self.expression())
-                if self.peek() == ",":
-                    self.take()
-            self.take("]")
-            return lambda scope: [item(scope) for item in items]
-        if kind != "name":
-            raise BadExpression(f"unexpected {text!r}")
-        return self.named(text)
-
-    def named(self, name: str) -> Node:
-        if name in ("true", "false", "null"):
-            value = {"true": True, "false": False, "null": None}[name]
-            return lambda _scope: value
-        if self.peek() == "(":
-            self.take("(")
-            arguments = self.arguments()
-            if name == "has" and len(arguments) == 1:
-                return _has(arguments[0])
-            if name in _FUNCTIONS and len(arguments) == 1:
-                function = _FUNCTIONS[name]
-                return lambda scope: function(arguments[0](scope))
-            raise BadExpression(f"unknown function {name}")
-        if name not in self.bound:
-            raise BadExpression(f"unknown name {name}")
-        self.names.add(name)
-
-        def variable(scope: Scope) -> Any:
-            if name not in scope:
-                raise NoValue(name)
-            return scope[name]
-
-        return variable
-
-
-def _combine(operator: str, left: Node, right: Node) -> Node:
-    match operator:
-        case "&&":
-            return lambda scope: bool(left(scope)) and bool(right(scope))
-        case "||":
-            return lambda scope: bool(left(scope)) or bool(right(scope))
-        case "==":
-            return lambda scope: left(scope) == right(scope)
-        case "!=":
-            return lambda scope: left(scope) != right(scope)
-        case "in":
-            return lambda scope: left(scope) in right(scope)
-    function = _ARITHMETIC[operator]
-    return lambda scope: function(left(scope), right(scope))
-
-
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a // b if isinstance(a, int) and isinstance(b, int) else a / b,
-    "%": lambda a, b: a % b,
-}
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "size": len,
-    "string": str,
-    "int": int,
-    "double": float,
-}
-_METHODS: dict[str, Callable[..., Any]] = {
-    "size": len,
-    "startsWith": lambda text, part: text.startswith(part),
-    "endsWith": lambda text, part: text.endswith(part),
-    "contains": lambda text, part: part in text,
-    "matches": lambda text, pattern: re.search(pattern, text) is not None,
-    "lowerAscii": lambda text: text.lower(),
-    "split": lambda text, part: text.split(part),
-}
-
-
-def _name(text: str) -> str:
-    """A field's name; names that are words of CEL are written as `__namespace__`."""
-    return text[2:-2] if text.startswith("__") and text.endswith("__") and len(text) > 4 else text
-
-
-def _member(target: Node, name: str) -> Node:
-    key = _name(name)
-
-    def get(scope: Scope) -> Any:
-        value = target(scope)
-        if not isinstance(value, dict) or key not in value:
-            raise NoValue(key)
-        return value[key]
-
-    return get
-
-
-def _indexed(target: Node, index: Node) -> Node:
-    def get(scope: Scope) -> Any:
-        value, at = target(scope), index(scope)
+    def message(self, value: Any, old: Any = ABSENT) -> str:
+        """What messageExpression makes of the values; "" if there is none, or if it makes no useful text."""
+        if self.explanation is None:
+            return ""
         try:
-            return value[at]
-        except (KeyError, IndexError) as error:
-            raise NoValue(str(at)) from error
-
-    return get
-
-
-def _has(argument: Node) -> Node:
-    def test(scope: Scope) -> bool:
-        try:
-            return argument(scope) is not None
-        except NoValue:
-            return False
-
-    return test
+            found = _evaluated(self.explanation, value, old)
+        except RuleFailed:
+            return ""
+        text = found.strip() if isinstance(found, str) else ""
+        return "" if "\n" in text or len(text) > 5120 else text
 
 
-def _macro(name: str, target: Node, variable: str, body: Node) -> Node:
-    def run(scope: Scope) -> Any:
-        value = target(scope)
-        found = [body({**scope, variable: item}) for item in value]
-        match name:
-            case "all":
-                return all(found)
-            case "exists":
-                return any(found)
-            case "exists_one":
-                return sum(map(bool, found)) == 1
-            case "filter":
-                return [item for item, keep in zip(value, found, strict=True) if keep]
-        return found
+def _static_type(schema: Schema) -> str:
+    """The type of self as far as it helps: numbers stay dynamic, because Kubernetes compares them across types."""
+    if schema.get("nullable") or schema.get("x-kubernetes-int-or-string"):
+        return "dyn"
+    match schema.get("type"):
+        case "string":
+            return "dyn" if schema.get("format") in ("byte", "date", "date-time", "duration") else "string"
+        case "boolean":
+            return "bool"
+        case "array":
+            items = schema.get("items")
+            return f"list({_static_type(items) if isinstance(items, dict) else 'dyn'})"
+        case "object":
+            return "map"
+    return "dyn"
 
-    return run
+
+def _type(name: str) -> Any:
+    if name.startswith("list("):
+        return cel.Type.List(_type(name[5:-1]))
+    if name == "map":
+        return cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+    return {"string": cel.Type.STRING, "bool": cel.Type.BOOL}.get(name, cel.Type.DYN)
+
+
+@cache
+def _extensions() -> list[Any]:
+    return [
+        ext_strings.ExtStrings(),
+        ext_math.ExtMath(),
+        ext_optional.ExtOptional(),
+        ext_encoders.ExtEncoders(),
+        kubernetes_functions(),
+    ]
+
+
+@cache
+def _environment(kind: str, old: str) -> Any:
+    variables = {"self": _type(kind)}
+    if old == "plain":
+        variables["oldSelf"] = _type(kind)
+    elif old == "dynamic":
+        variables["oldSelf"] = cel.Type.DYN
+    elif old == "optional":
+        variables |= {"givenOldSelf": cel.Type.DYN, "hasOldSelf": cel.Type.BOOL}
+    extensions = [*_extensions(), ext_bindings.ExtBindings()] if old == "optional" else _extensions()
+    return cel.NewEnv(variables=variables, extensions=extensions)
+
+
+def _compiled(text: str, kind: str, result: str, is_optional: bool) -> tuple[Any, bool]:
+    """The expression, and whether it uses oldSelf: it does if it compiles only with that variable."""
+    if not text.strip():
+        raise BadRule("the expression is empty")
+    if len(text) > LIMIT_TEXT:
+        raise BadRule(f"the expression is longer than {LIMIT_TEXT} characters")
+    try:
+        return _checked(_environment(kind, "none").compile(text), result), False
+    except RuntimeError:
+        pass  # the next attempt has the message to report
+    try:
+        if not is_optional:
+            return _checked(_environment(kind, "plain").compile(text), result), True
+        _environment(kind, "dynamic").compile(text)  # so that the text is one whole expression before it is wrapped
+        return _checked(_environment(kind, "optional").compile(_OPTIONAL.format(text)), result), True
+    except RuntimeError as error:
+        raise BadRule(f"compilation failed: {str(error)[:1000]}") from error
+
+
+def _checked(expression: Any, result: str) -> Any:
+    name = expression.return_type().name()
+    if name not in (result, "DYN"):
+        raise BadRule(f"the expression must evaluate to a {result.lower()}, not to {name.lower()}")
+    return expression
+
+
+def _evaluated(expression: Any, value: Any, old: Any) -> Any:
+    has_old = old is not ABSENT
+    given = old if has_old else None
+    data = {"self": value, "oldSelf": given, "givenOldSelf": given, "hasOldSelf": has_old}
+    try:
+        found = expression.eval(data=data)
+        if found.type().name() == "ERROR":
+            raise RuleFailed(str(found.value())[:500])
+        return found.value()
+    except (RuntimeError, TypeError) as error:
+        raise RuleFailed(str(error)[:500]) from error
+
+
+def cel_value(value: Any, schema: Schema) -> Any:
+    """A JSON value as CEL sees it. Raises RuleFailed if CEL has no such value."""
+    match value:
+        case dict():
+            return _object_value(value, schema)
+        case list():
+            items = schema.get("items")
+            below = items if isinstance(items, dict) else {}
+            return [cel_value(item, below) for item in value]
+        case str():
+            return _text_value(value, str(schema.get("format", "")))
+        case bool():
+            return value
+        case int() if schema.get("type") == "number":
+            return float(value)
+        case float() if schema.get("type") == "integer":
+            return int(value)
+    return value
+
+
+def _object_value(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    properties = schema.get("properties") or {}
+    extra = schema.get("additionalProperties")
+    below = extra if isinstance(extra, dict) else {}
+    made: dict[str, Any] = {}
+    for name, item in value.items():
+        if "\0" in name:
+            raise RuleFailed("a name with a null character cannot be evaluated")
+        key = escaped(name) if properties else name
+        sub = properties.get(name, below)
+        if key is not None and not (item is None and name in properties and not sub.get("nullable")):
+            made[key] = cel_value(item, sub)
+    return made
+
+
+def _text_value(value: str, how: str) -> Any:
+    try:
+        if how == "byte":
+            return base64.b64decode(value, validate=True)
+        if how in ("date", "date-time"):
+            moment = Timestamp()
+            moment.FromJsonString(value if how == "date-time" else f"{value}T00:00:00Z")
+            return moment
+        if how == "duration":
+            length = Duration()
+            length.FromNanoseconds(_nanoseconds(value))
+            return length
+    except (ValueError, binascii.Error) as error:
+        raise RuleFailed(f"{value[:64]!r} is not in the format {how}: {error}") from error
+    if "\0" in value:  # the library would take only what comes before it
+        raise RuleFailed("a text with a null character cannot be evaluated")
+    return value
+
+
+def _nanoseconds(text: str) -> int:
+    match = _DURATION.fullmatch(text[:64])
+    if match is None:
+        raise ValueError("not a duration")
+    total = sum(int(float(number) * _UNITS[unit]) for number, unit in _DURATION_PART.findall(match[2]))
+    return -total if match[1] else total
+
+
+def escaped(name: str) -> str | None:
+    """The field's name in an expression; None if expressions cannot name the field."""
+    if name in _RESERVED:
+        return f"__{name}__"
+    if not _NAME.fullmatch(name):
+        return None
+    return _SPECIAL.sub(lambda match: _ESCAPES[match[0]], name)

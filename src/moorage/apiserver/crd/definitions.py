@@ -5,8 +5,10 @@ May not touch: HTTP.
 Start reading at: `Definitions`, `Custom`.
 """
 
+from functools import cache
 from typing import Any
 
+from moorage.apiserver.crd.rule_process import compile_question, evaluate_question, has_rules, is_installed
 from moorage.apiserver.crd.structural import Checker, default, prune, type_from
 from moorage.apiserver.errors import FieldError, bad_request, invalid_value, required
 from moorage.apiserver.kinds.metadata import is_label, is_subdomain, now_text
@@ -14,7 +16,8 @@ from moorage.apiserver.kinds.registry import Kind, KindRegistry, Object
 from moorage.apiserver.kinds.rules import register
 from moorage.apiserver.kinds.rules.base import Rules, one_of, unchanged
 from moorage.apiserver.kinds.schema import Normaliser, Type, WrongType, struct
-from moorage.apiserver.store.store import PendingChange, Store, Transaction, decode
+from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
+from moorage.apiserver.store.store import PendingChange, Store, Transaction, decode, encode
 
 STORED_AS = "customresourcedefinitions.apiextensions.k8s.io"
 
@@ -31,6 +34,8 @@ class Custom:
         self.has_status = "status" in subresources
         self.scale: Object = subresources.get("scale") or {}
         self._kind = kind_name
+        # Without the libraries, the rules of the kinds that come with the server are left out, so that these work.
+        self._rules = encode(schema) if has_rules(schema) and (is_installed() or not _is_shipped(schema)) else b""
 
     def intake(self, obj: Object) -> tuple[Object, list[str]]:
         """The object pruned, and the fields that were dropped."""
@@ -48,18 +53,53 @@ class Custom:
         default(obj, self.schema)
         obj["metadata"] = meta
 
-    def check(self, new: Object, old: Object | None, subresource: str) -> list[FieldError]:
+    def check(self, new: Object) -> list[FieldError]:
         checker = Checker()
-        before = {} if old is None else {k: v for k, v in old.items() if k != "metadata"}
         value = {key: item for key, item in new.items() if key != "metadata"}
         schema = dict(self.schema)
         if "metadata" in (schema.get("required") or []):
             schema["required"] = [name for name in schema["required"] if name != "metadata"]
-        if old is None:
-            checker.check(value, schema, "")
-        else:
-            checker.check(value, schema, "", before)
+        checker.check(value, schema, "")
         return checker.errors
+
+    def question(self, new: Object, old: Object | None) -> bytes | None:
+        """What to ask about the validation rules of this version; None if it has none."""
+        if not self._rules:
+            return None
+        return evaluate_question(self._rules, _seen_by_rules(new), None if old is None else _seen_by_rules(old))
+
+
+def _seen_by_rules(obj: Object) -> Object:
+    """Rules see of an object's metadata only its name."""
+    meta = obj["metadata"]
+    return {**obj, "metadata": {name: meta[name] for name in ("name", "generateName") if name in meta}}
+
+
+def question_about(kind: Kind, new: Object, old: Object | None, subresource: str) -> bytes | None:
+    """The question about validation rules that a write depends on, if there is one."""
+    if kind.custom is not None:
+        found: bytes | None = kind.custom.question(new, old)
+        return found
+    if kind.stored_as != STORED_AS or subresource:
+        return None
+    before = [] if old is None else [version.get("schema") for version in old["spec"]["versions"]]
+    schemas = [
+        (f"spec.versions[{at}].schema.openAPIV3Schema", version["schema"]["openAPIV3Schema"])
+        for at, version in enumerate(new["spec"]["versions"])
+        if version["schema"] not in before
+    ]
+    asked = [(where, schema) for where, schema in schemas if has_rules(schema) and not _is_shipped(schema)]
+    return compile_question(asked) if asked else None
+
+
+@cache
+def _shipped() -> list[Object]:
+    versions = [version for definition in snapshot_definitions() for version in definition["spec"]["versions"]]
+    return [version["schema"]["openAPIV3Schema"] for version in versions]
+
+
+def _is_shipped(schema: Object) -> bool:
+    return schema in _shipped()
 
 
 def kinds_of(definition: Object) -> list[Kind]:

@@ -7,15 +7,10 @@ Start reading at: `type_from`, `Checker`.
 
 import copy
 import re
-from functools import lru_cache
 from typing import Any
 
-from moorage.apiserver.crd.cel import ABSENT, BadExpression, Rule
 from moorage.apiserver.errors import FieldError, as_text, invalid_value, not_supported, required
 from moorage.apiserver.kinds.schema import ANY, Field, Type, struct
-from moorage.log import get_logger
-
-log = get_logger(__name__)
 
 Schema = dict[str, Any]
 
@@ -106,22 +101,13 @@ def default(value: Any, schema: Schema) -> None:
             default(item, schema["items"])
 
 
-@lru_cache(maxsize=512)
-def _rule(text: str, message: str) -> Rule | None:
-    try:
-        return Rule.compile(text, message)
-    except BadExpression as error:
-        log.warning("validation rule left out", rule=text, error=str(error))
-        return None
-
-
 class Checker:
     """One validation of one object; errors gather in `errors`."""
 
     def __init__(self) -> None:
         self.errors: list[FieldError] = []
 
-    def check(self, value: Any, schema: Schema, path: str, old: Any = ABSENT) -> None:
+    def check(self, value: Any, schema: Schema, path: str) -> None:
         if value is None and schema.get("nullable"):
             return
         if not self._check_type(value, schema, path):
@@ -133,19 +119,10 @@ class Checker:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             self._check_number(value, schema, path)
         elif isinstance(value, dict):
-            self._check_object(value, schema, path, old)
+            self._check_object(value, schema, path)
         elif isinstance(value, list):
-            self._check_list(value, schema, path, old)
+            self._check_list(value, schema, path)
         self._check_logic(value, schema, path)
-        for rule in schema.get("x-kubernetes-validations") or []:
-            self._check_rule(rule, value, path, old)
-
-    def _check_rule(self, rule: Schema, value: Any, path: str, old: Any) -> None:
-        compiled = _rule(str(rule.get("rule", "")), str(rule.get("message", "")))
-        if compiled is not None and not compiled.holds(value, old):
-            self.errors.append(
-                invalid_value(path or "<nil>", value if not isinstance(value, dict) else {}, compiled.message)
-            )
 
     def _check_type(self, value: Any, schema: Schema, path: str) -> bool:
         if schema.get("x-kubernetes-int-or-string"):
@@ -198,23 +175,22 @@ class Checker:
         if step and value % step:
             self.errors.append(invalid_value(path, value, f"{path} in body should be a multiple of {step}"))
 
-    def _check_object(self, value: dict[str, Any], schema: Schema, path: str, old: Any) -> None:
+    def _check_object(self, value: dict[str, Any], schema: Schema, path: str) -> None:
         for name in schema.get("required") or []:
             if name not in value:
                 self.errors.append(required(f"{path}.{name}" if path else name))
-        before = old if isinstance(old, dict) else {}
         properties = schema.get("properties") or {}
         extra = schema.get("additionalProperties")
         for name, item in value.items():
             sub = properties.get(name, extra)
             if isinstance(sub, dict):
-                self.check(item, sub, f"{path}.{name}" if path else name, before.get(name, ABSENT))
+                self.check(item, sub, f"{path}.{name}" if path else name)
         for word, fits in (("minProperties", len(value) >= schema.get("minProperties", 0)),
                            ("maxProperties", len(value) <= schema.get("maxProperties", len(value)))):  # fmt: skip
             if not fits:
                 self.errors.append(invalid_value(path, len(value), f"{path} in body should have {word} {schema[word]}"))
 
-    def _check_list(self, value: list[Any], schema: Schema, path: str, old: Any) -> None:
+    def _check_list(self, value: list[Any], schema: Schema, path: str) -> None:
         if len(value) > schema.get("maxItems", len(value)):
             message = f"Too many: {len(value)}: must have at most {schema['maxItems']} items"
             self.errors.append(FieldError("FieldValueTooMany", path, message))
@@ -232,10 +208,8 @@ class Checker:
                     self.errors.append(FieldError("FieldValueDuplicate", f"{path}[{at}]", message))
                 seen.append(identity)
         if isinstance(schema.get("items"), dict):
-            before = _by_key(old, keys) if kind == "map" and isinstance(old, list) else {}
             for at, item in enumerate(value):
-                had = before.get(_identity(item, keys), ABSENT) if before else ABSENT
-                self.check(item, schema["items"], f"{path}[{at}]", had)
+                self.check(item, schema["items"], f"{path}[{at}]")
 
     def _check_logic(self, value: Any, schema: Schema, path: str) -> None:
         for sub in schema.get("allOf") or []:
@@ -246,14 +220,6 @@ class Checker:
             self.errors.append(invalid_value(path, "", f"{path} in body must validate one and only one schema (oneOf)"))
         if schema.get("not") and _fits(value, schema["not"]):
             self.errors.append(invalid_value(path, "", f"{path} in body must not validate the schema (not)"))
-
-
-def _identity(item: Any, keys: list[str]) -> str:
-    return as_text([item.get(key) for key in keys]) if isinstance(item, dict) else ""
-
-
-def _by_key(items: list[Any], keys: list[str]) -> dict[str, Any]:
-    return {_identity(item, keys): item for item in items}
 
 
 def _fits(value: Any, schema: Schema) -> bool:

@@ -6,10 +6,12 @@ Start reading at: `Resources.create`, `Resources.update`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from moorage.apiserver.crd.definitions import question_about
+from moorage.apiserver.crd.rule_process import RuleProcess, RulesPending
 from moorage.apiserver.errors import (
     MODIFIED,
     FieldError,
@@ -20,6 +22,7 @@ from moorage.apiserver.errors import (
     invalid,
     invalid_value,
     not_found,
+    too_many,
 )
 from moorage.apiserver.kinds import metadata as meta
 from moorage.apiserver.kinds.registry import Kind, KindRegistry, Object
@@ -32,7 +35,10 @@ from moorage.apiserver.writing import admission, deletion, quota
 from moorage.apiserver.writing.apply import track_create, track_update
 from moorage.apiserver.writing.decoding import NotOfKind, intake
 
+T = TypeVar("T")
 Mutation = Callable[[Object, Transaction], Object]
+Verdicts = dict[bytes, list[FieldError]]  # what validation rules say about the objects of one write
+ATTEMPTS = 5
 
 
 class Operations:
@@ -41,7 +47,21 @@ class Operations:
     def __init__(self, store: Store, registry: KindRegistry) -> None:
         self.store = store
         self.registry = registry
+        self.rules = RuleProcess()
         self.on_kind_change: Callable[[], None] = lambda: None
+
+    async def close(self) -> None:
+        await self.rules.close()
+
+    async def _write(self, work: Callable[[Transaction, Verdicts], T]) -> T:
+        """Run `work` in a commit. If it needs a verdict of validation rules, get that first, and run it again."""
+        verdicts: Verdicts = {}
+        for _ in range(ATTEMPTS):
+            try:
+                return await self.store.write(lambda txn: work(txn, verdicts))
+            except RulesPending as pending:
+                verdicts[pending.question] = await self.rules.answer(pending.question)
+        raise too_many("the object changed while its validation rules were evaluated, please try again", 1)
 
     def get(self, call: Call) -> bytes:
         """The object's bytes in the version that was asked for."""
@@ -67,7 +87,7 @@ class Operations:
             if generate:
                 obj["metadata"]["name"] = meta.generated_name(generate)
             try:
-                record = await self.store.write(lambda txn: self._create(call, dict(obj), txn))
+                record = await self._write(lambda txn, verdicts: self._create(call, dict(obj), txn, verdicts))
                 return served(call.kind, record)
             except StatusError as error:
                 if not generate or error.reason != "AlreadyExists":
@@ -76,7 +96,7 @@ class Operations:
         assert last is not None
         raise last
 
-    def _create(self, call: Call, obj: Object, txn: Transaction) -> ObjectVersion:
+    def _create(self, call: Call, obj: Object, txn: Transaction, verdicts: Verdicts) -> ObjectVersion:
         kind, rules = call.kind, rules_for(call.kind.stored_as)
         admission.check_namespace(txn, kind, call.namespace, obj["metadata"].get("name", ""))
         obj["metadata"] = meta.begin(obj["metadata"], call.namespace, kind.tracks_generation)
@@ -97,7 +117,7 @@ class Operations:
                 decode(existing.body)["metadata"].get("deletionTimestamp")
             )
             raise already_exists(kind.plural, kind.group, name, deleting)
-        self._check(kind, obj, None)
+        self._check(kind, obj, None, verdicts)
         call.guard.check_write(kind.stored_as, obj, None)
         quota.charge(txn, kind, obj, None, call.options.is_dry_run)
         if call.options.is_dry_run:
@@ -122,8 +142,7 @@ class Operations:
         if call.kind.needs_version and not obj["metadata"].get("resourceVersion"):
             error = invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
             raise invalid(call.kind.name, call.kind.group, call.name, [error])
-        record = await self.store.write(lambda txn: self._change(call, txn, lambda _old, _txn: dict(obj)))
-        return served(call.kind, record), False
+        return await self.change(call, lambda _old, _txn: dict(obj)), False
 
     async def patch(self, call: Call, change: Callable[[Object], Object]) -> bytes:
         """Change an object with a patch; `change` gets the served form and returns the new one."""
@@ -132,15 +151,18 @@ class Operations:
             served_form = call.kind.encode_to(old) if call.kind.encode_to else old
             return _patched(call, change(served_form), None if call.kind.encode_to else old)
 
-        record = await self.store.write(lambda txn: self._change(call, txn, patched))
-        return served(call.kind, record)
+        return await self.change(call, patched)
 
     async def change(self, call: Call, change: Mutation, is_apply: bool = False) -> bytes:
         """Change an object in its stored form by a function, as apply and some subresources do."""
-        record = await self.store.write(lambda txn: self._change(call, txn, change, is_apply))
-        return served(call.kind, record)
 
-    def _change(self, call: Call, txn: Transaction, change: Mutation, is_apply: bool = False) -> ObjectVersion:
+        def work(txn: Transaction, verdicts: Verdicts) -> ObjectVersion:
+            before, new = self._changed(call, txn, change)
+            return self._store_change(call, txn, new, before, verdicts, is_apply)
+
+        return served(call.kind, await self._write(work))
+
+    def _changed(self, call: Call, txn: Transaction, change: Mutation) -> tuple[tuple[Object, ObjectVersion], Object]:
         kind = call.kind
         record = txn.get(kind.stored_as, call.namespace, call.name)
         if record is None:
@@ -148,10 +170,16 @@ class Operations:
         old = decode(record.body)
         new = change(decode(record.body), txn)
         check_preconditions(kind, new["metadata"], old["metadata"])
-        return self._store_change(call, txn, new, (old, record), is_apply)
+        return (old, record), new
 
     def _store_change(
-        self, call: Call, txn: Transaction, new: Object, before: tuple[Object, ObjectVersion], is_apply: bool
+        self,
+        call: Call,
+        txn: Transaction,
+        new: Object,
+        before: tuple[Object, ObjectVersion],
+        verdicts: Verdicts,
+        is_apply: bool,
     ) -> ObjectVersion:
         """Everything between a new version of an object and its place in the transaction."""
         old, record = before
@@ -170,7 +198,7 @@ class Operations:
             new["metadata"]["generation"] = int(old["metadata"].get("generation", 0)) + 1
         track_update(kind, call, new, old, is_apply)
         errors = meta.check_update(new["metadata"], old["metadata"])
-        self._check(kind, new, old, call.subresource, errors)
+        self._check(kind, new, old, verdicts, call.subresource, errors)
         if not call.subresource:
             call.guard.check_write(kind.stored_as, new, old)
             admission.on_update(txn, kind, new, old)
@@ -205,14 +233,20 @@ class Operations:
         return served(call.kind, record), gone
 
     def _check(
-        self, kind: Kind, new: Object, old: Object | None, subresource: str = "", errors: list[FieldError] | None = None
+        self,
+        kind: Kind,
+        new: Object,
+        old: Object | None,
+        verdicts: Verdicts,
+        subresource: str = "",
+        errors: list[FieldError] | None = None,
     ) -> None:
         rules = rules_for(kind.stored_as)
         found = list(errors or [])
         if old is None or old["metadata"] != new["metadata"]:
             found += meta.check_metadata(new["metadata"], rules.name_rule)
         if kind.custom is not None:
-            found += kind.custom.check(new, old, subresource)
+            found += kind.custom.check(new)
         elif subresource == "status" and old is not None:
             found += rules.check_status(new, old)
         else:
@@ -220,6 +254,11 @@ class Operations:
                 found += rules.check(new)
             if old is not None:
                 found += rules.check_update(new, old)
+        question = None if found else question_about(kind, new, old, subresource)
+        if question is not None:
+            if question not in verdicts:
+                raise RulesPending(question)
+            found += verdicts[question]
         if found:
             raise invalid(kind.name, kind.group, new["metadata"].get("name", ""), found)
 
