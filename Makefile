@@ -5,7 +5,10 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo test check docs bench image image-check pins generate clean
+.PHONY: help demo quick test check fix coverage docs bench image image-check release pins generate clean
+# The unit tests that mount nothing and start no processes.
+QUICK := tests/unit/test_documentation.py tests/unit/test_words.py tests/unit/kube tests/unit/controllers tests/unit/sidecars \
+	tests/unit/insight tests/unit/cli tests/unit/host tests/unit/deploy
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -15,16 +18,26 @@ demo: ## bring the whole stack up on this machine, walk one volume through its l
 	@scripts/prepare run
 	@$(BIN)/moorage demo
 
+quick: ## run the pure unit tests, in less than a minute
+	@scripts/prepare dev
+	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -q -n $(WORKERS) $(QUICK) $(PYTEST_ARGS)
+
 test: ## run all tests (as root: also those that mount real filesystems)
 	@scripts/prepare dev
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-check: ## lint, format, types (strict) and the direction of imports
+check: ## lint, format, types (strict), the direction of imports and spelling
 	@scripts/prepare dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+fix: ## repair what lint and format can repair
+	@scripts/prepare dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 docs: ## write the generated pages and build the site in build/site; a broken link is an error
 	@scripts/prepare dev
@@ -43,11 +56,15 @@ image-check: ## make the image twice under different circumstances: both must ha
 	@scripts/prepare dev
 	@deploy/image/check
 
-generate: ## write the protocol stubs anew from the .proto files
+generate: ## write the protocol stubs again from the .proto files
 	@scripts/prepare dev
 	$(BIN)/python -m moorage.csi.generate
 
-pins: ## write requirements*.txt anew from pyproject.toml
+release: ## run CI and the image check, write the changelog, tag the version
+	@scripts/prepare dev
+	@scripts/release
+
+pins: ## write requirements*.txt again from pyproject.toml
 	@scripts/prepare dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-tools
 	@scripts/pins

@@ -84,6 +84,10 @@ def exists(path: Path, name: str) -> bool:
         return any((base / name).exists() for base in (path.parent, ROOT / "src/moorage", ROOT))
     module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    if path.name == "__main__.py":  # importing it would change this process, as a program may
+        module = package
+        if any(getattr(node, "name", "") == name for node in ast.parse(path.read_text()).body):
+            return True
     return any(resolves(f"{base}.{name}".lstrip(".")) for base in (module, package, "moorage", ""))
 
 
@@ -108,3 +112,16 @@ def _member(owner: object, name: str) -> object:
 def _assigned(owner: object, name: str) -> bool:
     code = getattr(getattr(owner, "__init__", None), "__code__", None)
     return code is not None and name in code.co_names
+
+
+def test_the_map_has_every_package_and_names_only_what_exists():
+    page = (ROOT / "docs/contributing/map.md").read_text()
+    packages = {path.parent.name for path in (ROOT / "src/moorage").glob("*/__init__.py")}
+    packages_of_the_page = page.partition("Other folders")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", packages_of_the_page, re.M))
+    assert set(rows) == packages
+    for package, first in rows.items():
+        for name in re.findall(r"`([\w./]+)`", first):
+            assert (ROOT / "src/moorage" / package / name).is_file(), f"{package}: {name}"
+    for name in re.findall(r"`((?:tests|deploy|scripts|benchmarks)/[\w./]+)`", page):
+        assert (ROOT / name).exists(), name

@@ -7,6 +7,7 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
+from tests.support.examples import examples
 
 from moorage.errors import MoorageError
 from moorage.kube.control.queue import WorkQueue
@@ -208,7 +209,7 @@ def test_stopping_cancels_the_work_and_waits_for_it(virtual):
     virtual(story)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     adds=st.lists(st.tuples(st.floats(0, 3), st.integers(0, 3)), max_size=40),
     workers=st.integers(1, 4),

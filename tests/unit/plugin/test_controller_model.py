@@ -6,7 +6,6 @@ started again in the middle. HYPOTHESIS_PROFILE=thorough runs 2,000 examples of 
 
 import asyncio
 import itertools
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.examples import examples
 from tests.support.plugin_caller import MIB, Caller, Mode, from_snapshot, from_volume, mounted
 
 from moorage.csi import csi_pb2 as pb
@@ -26,7 +26,7 @@ from moorage.plugin.services.wire import TOKEN_KEY
 from moorage.plugin.settings import PluginSettings
 from moorage.storage import Fenced, NameTaken, NotInTrash
 
-EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 25
+EXAMPLES = examples(25)
 pytestmark = pytest.mark.timeout(EXAMPLES * 12)
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 SIZES = st.sampled_from([16 * MIB, 20 * MIB, 33 * MIB])

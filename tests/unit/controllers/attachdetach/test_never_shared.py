@@ -8,7 +8,6 @@ killed at any request and started again.
     HYPOTHESIS_PROFILE=thorough pytest …/test_never_shared.py     runs 2,000 examples
 """
 
-import os
 from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.examples import examples
 
 from moorage.controllers.attachdetach.execute import AttachExecutor
 from moorage.controllers.attachdetach.plan import AttachLimits
@@ -32,7 +32,7 @@ from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeCl
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
 from moorage.kube.volumes import csi_volume_name
 
-EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 60
+EXAMPLES = examples(60)
 DRIVER = "csi.example.com"
 NODES = ("a", "b", "c")
 VOLUMES = {"own": ["ReadWriteOnce"], "pod-own": ["ReadWriteOncePod"], "shared": ["ReadWriteMany"]}

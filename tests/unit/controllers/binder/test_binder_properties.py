@@ -14,6 +14,7 @@ from binder_objects import merged
 from binder_objects import volume as new_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from moorage.controllers.binder.execute import BinderExecutor
 from moorage.controllers.binder.matching import is_free
@@ -305,7 +306,7 @@ HAPPENS = (
 STEPS = st.tuples(st.sampled_from(HAPPENS), st.integers(0, 1), st.integers(0, 7))
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(st.lists(STEPS, min_size=10, max_size=50))
 def test_nothing_is_given_twice_or_taken_away_and_all_comes_to_rest(steps: list[tuple[str, int, int]]) -> None:
     async def live() -> Story:
