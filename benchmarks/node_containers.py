@@ -16,7 +16,8 @@ from pathlib import Path
 import uvloop
 from node_lab import cpu_s
 
-from moorage.node.runtime.process_runtime import RunningContainer, Runtime
+from moorage.node.runtime import RunningContainer
+from moorage.node.runtime.process_runtime import ProcessRuntime
 
 
 async def spent_ms(base: Path, count: int) -> float:
@@ -28,7 +29,7 @@ async def spent_ms(base: Path, count: int) -> float:
         if not running:
             all_ended.set()
 
-    runtime = Runtime(ended)
+    runtime = ProcessRuntime(ended)
     await runtime.open()
     made = [
         RunningContainer("u", "main", number, base / str(number), base / f"{number}.log") for number in range(count)

@@ -16,7 +16,8 @@ import uvloop
 
 from moorage.errors import UsageError
 from moorage.kube.api import config as kube_config
-from moorage.node.run import DRAIN, KEEP, REMOVE, AgentConfig, run
+from moorage.node.config import DRAIN, KEEP, REMOVE, AgentConfig
+from moorage.node.run import run
 
 app = typer.Typer()
 

@@ -15,6 +15,7 @@ import uvloop
 
 from moorage import log
 from moorage.kube.api import config as kube_config
+from moorage.node import config as node_config
 from moorage.node import run as node_agent
 from moorage.sidecars import run as sidecars
 from moorage.sidecars.roles import Role
@@ -50,14 +51,14 @@ async def run(config: WorkerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     api = kube_config.from_kubeconfig(Path(config.kubeconfig))
-    agent = node_agent.AgentConfig(
+    agent = node_config.AgentConfig(
         node_name=config.node,
         root=Path(config.root),
         api=api,
         hide=tuple(config.hide),
         client_ca=Path(config.client_ca),
         labels={"kubernetes.io/hostname": config.node},
-        on_stop=node_agent.DRAIN,
+        on_stop=node_config.DRAIN,
         drain_timeout_s=45.0,
     )
     async with asyncio.TaskGroup() as tasks:

@@ -15,13 +15,11 @@ import resource
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moorage.errors import MoorageError, UsageError
 from moorage.kube.api.client import Client
-from moorage.kube.api.config import ApiConfig
 from moorage.kube.cache.by_name import ByNameInformer
 from moorage.kube.cache.informer import Informers
 from moorage.kube.control.events import Recorder
@@ -29,17 +27,18 @@ from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeCl
 from moorage.kube.objects.meta import ObjectReference
 from moorage.kube.objects.storage import CSIDriver
 from moorage.log import get_logger
+from moorage.node.config import KEEP, REMOVE, AgentConfig
 from moorage.node.layout import NodeLayout
 from moorage.node.node_object import NodeFacts, NodeObject
 from moorage.node.plugins.csi_node import NodeDrivers
 from moorage.node.plugins.manager import PluginManager
-from moorage.node.plugins.registry import CALL_TIMEOUT_S, DriverRegistry
+from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.pods.container_spec import SpecMaker
 from moorage.node.pods.manager import PodManager
 from moorage.node.pods.status_writer import StatusWriter
 from moorage.node.pods.worker import Tools
 from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.node.runtime.process_runtime import Runtime
+from moorage.node.runtime.process_runtime import ProcessRuntime
 from moorage.node.serve.run import Endpoint
 from moorage.node.volumes.claims import LiveClaims
 from moorage.node.volumes.execute import VolumeExecutor
@@ -56,32 +55,12 @@ from moorage.node.volumes.stats import VolumeStats
 
 log = get_logger(__name__)
 
-KEEP, DRAIN, REMOVE = "keep", "drain", "remove"
 _GROW = {"expand": "MountVolume.NodeExpandVolume"}
 _STEPS = {"device": "MountVolume.MountDevice", "pod": "MountVolume.SetUp", **_GROW}  # as a kubelet calls them in events
 _BLOCK_STEPS = {"device": "MapVolume.SetUpDevice", "pod": "MapVolume.MapPodDevice", **_GROW}
 _DRIVERS_S = 1.0
 _EVENTS_PER_S = 50.0  # as a kubelet has by default
 _FEW = 8  # volumes: while more are being mounted, that is what the machine is for
-
-
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
-    """Everything that distinguishes one agent from another on the same machine."""
-
-    node_name: str
-    root: Path
-    api: ApiConfig
-    address: str = "127.0.0.1"
-    port: int = 0
-    client_ca: Path | None = None
-    labels: dict[str, str] = field(default_factory=dict)
-    hide: tuple[str, ...] = ()
-    on_stop: str = KEEP
-    drain_timeout_s: float = 60.0
-    sync_s: float = 60.0
-    call_timeout_s: float = CALL_TIMEOUT_S
-    has_se_linux: bool = field(default_factory=lambda: os.path.exists("/sys/fs/selinux/enforce"))
 
 
 class Agent:
@@ -111,7 +90,7 @@ class Agent:
         claims = LiveClaims(client, self.claims, lambda: self.volumes.under_way)
         self.fetch = Fetch(client, config.node_name, self.drivers, claims, lambda uid: self.volumes.seen_at(uid))
         self.volumes = self._volume_manager()
-        self.runtime = Runtime(
+        self.runtime = ProcessRuntime(
             lambda container: self.pods.container_ended(container),
             hide=(str(self.layout.root), *config.hide),
             open_files=open_files,

@@ -12,7 +12,8 @@ from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
 from moorage.kube.objects.core import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver
-from moorage.node.run import Agent, AgentConfig, run
+from moorage.node.config import AgentConfig
+from moorage.node.run import Agent, run
 from moorage.testing.node_driver import ScriptedDriver, until
 from moorage.testing.server import serve
 

@@ -12,9 +12,9 @@ import pytest
 
 from moorage.kube.objects.core import Pod
 from moorage.node.pods import worker
-from moorage.node.runtime import container_state
+from moorage.node.runtime import ContainerFailed, RunningContainer, container_state
 from moorage.node.runtime import log_writer as log_files
-from moorage.node.runtime.process_runtime import ContainerFailed, RunningContainer, Runtime
+from moorage.node.runtime.process_runtime import ProcessRuntime
 from moorage.node.serve.logs import LogOptions, stream
 
 pytestmark = pytest.mark.root
@@ -93,7 +93,7 @@ async def test_a_container_that_cannot_be_recorded_is_not_left_running(tmp_path)
     directory.mkdir()
     (directory / "state.json.new").symlink_to("/dev/full")
     seconds = f"1000.{time.monotonic_ns()}"
-    starter = Runtime(lambda _container: None)
+    starter = ProcessRuntime(lambda _container: None)
     attempt = RunningContainer("u", "main", 0, directory, tmp_path / "0.log")
     with pytest.raises(ContainerFailed, match="No space"):
         await starter.start(attempt, {"argv": ["sleep", seconds], "env": {}, "hostname": "h", "mounts": []})
@@ -137,7 +137,7 @@ async def test_a_pod_that_may_not_restart_outlasts_a_disk_without_room(lab, monk
 async def test_a_container_is_started_although_the_supervisor_was_killed(lab, monkeypatch):
     monkeypatch.setattr(worker, "_CONFIG_RETRY_S", 0.05)
     agent = await lab.start_agent()
-    os.kill(agent.runtime._supervisor.pid, signal.SIGKILL)
+    os.kill(agent.runtime._supervisors.current.pid, signal.SIGKILL)
     await lab.pod(claim="", restartPolicy="Never")
     found = await lab.phase("p1", "Running")
     assert found.status.container_statuses[0].restart_count == 0

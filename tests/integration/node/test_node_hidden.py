@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.node.runtime.process_runtime import RunningContainer, Runtime
+from moorage.node.runtime import RunningContainer
+from moorage.node.runtime.process_runtime import ProcessRuntime
 
 pytestmark = pytest.mark.root
 
@@ -29,7 +30,7 @@ def outside():
 async def said(base, hide, *words, **spec):
     """What a program prints in a container from which these directories are hidden."""
     ended = asyncio.Event()
-    runtime = Runtime(lambda _container: ended.set(), hide=[str(one) for one in hide])
+    runtime = ProcessRuntime(lambda _container: ended.set(), hide=[str(one) for one in hide])
     container = RunningContainer("u", "main", 0, base / "attempt", base / "0.log")
     try:
         await runtime.start(container, {"argv": list(words), "env": {}, "hostname": "h", "mounts": [], **spec})
@@ -72,7 +73,7 @@ async def test_directories_on_the_way_keep_their_owner_and_mode(tmp_path, outsid
 
 async def test_what_one_container_does_to_its_devices_is_not_seen_in_another(tmp_path):
     """They come from a layer that all containers of an agent have in common."""
-    runtime = Runtime(lambda _container: None)
+    runtime = ProcessRuntime(lambda _container: None)
     seen = []
     try:
         for number, script in enumerate(("chmod 600 /dev/null; rm /dev/zero; stat -c %a /dev/*", "stat -c %a /dev/*")):

@@ -11,10 +11,11 @@ from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import Unavailable
 from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.storage import CSIDriver, CSINode
+from moorage.node.config import REMOVE
 from moorage.node.node_object import NodeFacts, NodeObject
 from moorage.node.plugins.csi_node import NodeDrivers
 from moorage.node.plugins.manager import PluginManager
-from moorage.node.run import REMOVE, _refresh_period
+from moorage.node.run import _refresh_period
 
 pytestmark = pytest.mark.root
 MANAGED = "volumes.kubernetes.io/controller-managed-attach-detach"

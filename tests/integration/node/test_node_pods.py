@@ -14,7 +14,7 @@ import pytest
 
 from moorage.kube.objects.core import ConfigMap, Event, Namespace, Pod, Secret
 from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.node.runtime.process_runtime import read_state
+from moorage.node.runtime.container_state import read_state
 from moorage.node.serve import auth
 
 pytestmark = pytest.mark.root
@@ -537,7 +537,7 @@ async def test_a_container_has_the_limits_that_the_agent_was_started_with(lab, f
     with open("/proc/self/oom_score_adj") as file:
         score = file.read().strip()
     assert text.split() == [str(soft), str(hard), score, "0", "1", "2", "3"]  # three streams, and what is being listed
-    with open(f"/proc/{agent.runtime._supervisor.pid}/oom_score_adj") as file:
+    with open(f"/proc/{agent.runtime._supervisors.current.pid}/oom_score_adj") as file:
         assert file.read().strip() == ("-999" if may_lower_oom_score() else score)
     await lab.stop_agent()
 

@@ -9,10 +9,11 @@ from moorage.kube.api.client import Client
 from moorage.kube.errors import Forbidden
 from moorage.kube.objects.core import Node, Pod
 from moorage.kube.objects.storage import CSIDriver
+from moorage.node.config import DRAIN, REMOVE, AgentConfig
 from moorage.node.node_object import NodeObject
 from moorage.node.plugins.csi_node import NodeDrivers
 from moorage.node.pods.manager import PodManager
-from moorage.node.run import DRAIN, REMOVE, AgentConfig, run
+from moorage.node.run import run
 
 pytestmark = pytest.mark.root
 

@@ -15,8 +15,8 @@ from moorage.kube.api.client import PatchType
 from moorage.kube.objects.core import Pod
 from moorage.node.layout import NodeLayout
 from moorage.node.pods.cleanup import find_containers
-from moorage.node.runtime import container_state, process_runtime
-from moorage.node.runtime.process_runtime import RunningContainer, Runtime
+from moorage.node.runtime import RunningContainer, container_state, process_runtime
+from moorage.node.runtime.process_runtime import ProcessRuntime
 
 pytestmark = pytest.mark.root
 
@@ -41,7 +41,7 @@ async def test_a_container_that_is_just_being_started_is_waited_for_and_taken_up
             os.close(lock)
 
         ended = asyncio.Event()
-        found = Runtime(lambda _container: ended.set())
+        found = ProcessRuntime(lambda _container: ended.set())
         starts = threading.Timer(0.2, come_up)
         starts.start()
         assert found.find(attempt)  # the agent does nothing else yet, so this waits
@@ -69,7 +69,7 @@ async def test_an_end_that_is_written_after_the_process_is_gone_is_waited_for(at
         }
         container_state.write(str(attempt.directory / "state.json"), state)
         ended = asyncio.Event()
-        found = Runtime(lambda _container: ended.set())
+        found = ProcessRuntime(lambda _container: ended.set())
         assert found.find(attempt)
         first.kill()
     await asyncio.sleep(0.1)
@@ -115,7 +115,7 @@ async def test_a_pod_that_goes_on_as_before_is_not_written_to_by_the_next_agent(
 async def test_a_container_whose_state_cannot_be_read_is_over(attempt):
     (attempt.directory / "state.json").write_text("{ nonsense")
     ended = []
-    assert Runtime(ended.append).find(attempt)
+    assert ProcessRuntime(ended.append).find(attempt)
     assert (attempt.is_running, attempt.exit_code, attempt.state["reason"]) == (False, 137, "ContainerStatusUnknown")
     assert ended == [attempt]
 
@@ -134,7 +134,7 @@ async def test_a_start_that_hangs_does_not_hold_the_agent_up_for_good(attempt, m
     monkeypatch.setattr(process_runtime, "_START_TIMEOUT_S", 0.05)
     lock = os.open(attempt.directory / "spec.json", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)
-    assert not Runtime(lambda _container: None).find(attempt)
+    assert not ProcessRuntime(lambda _container: None).find(attempt)
     os.close(lock)
 
 
@@ -151,7 +151,7 @@ def is_locked(attempt):
 
 async def test_the_specification_is_locked_until_the_state_is_there(lab, attempt):
     ended = asyncio.Event()
-    starter = Runtime(lambda _container: ended.set())
+    starter = ProcessRuntime(lambda _container: ended.set())
     start, let_go = await held_start(lab, attempt, starter)
     assert not start.done()
     with let_go():
@@ -177,14 +177,14 @@ async def held_start(lab, attempt, starter):
 
 
 async def test_a_container_comes_up_although_its_agent_went_meanwhile(lab, attempt):
-    starter = Runtime(lambda _container: None)
+    starter = ProcessRuntime(lambda _container: None)
     start, let_go = await held_start(lab, attempt, starter)
     start.cancel()  # as when the agent is killed or stopped: nobody waits for the answer any more
     await asyncio.gather(start, return_exceptions=True)
     with let_go():
         await lab.until(lambda: not is_locked(attempt), what="the lock given back")
     ended = asyncio.Event()
-    following = Runtime(lambda _container: ended.set())
+    following = ProcessRuntime(lambda _container: ended.set())
     following.find(attempt)
     assert attempt.is_running
     following.kill(attempt)
@@ -197,7 +197,7 @@ async def test_a_container_comes_up_although_its_agent_went_meanwhile(lab, attem
 
 
 async def test_a_container_that_comes_up_too_late_is_ended(lab, attempt, monkeypatch):
-    starter = Runtime(lambda _container: None)
+    starter = ProcessRuntime(lambda _container: None)
     monkeypatch.setattr(process_runtime, "_START_TIMEOUT_S", 1.0)
     start, let_go = await held_start(lab, attempt, starter)
     with pytest.raises(process_runtime.ContainerFailed, match="did not start"):
@@ -217,7 +217,7 @@ def ended_state(attempt):
 
 async def test_a_start_that_hangs_holds_up_no_other(lab, attempt, tmp_path):
     ended = asyncio.Event()
-    starter = Runtime(lambda container: ended.set() if container.uid == "v" else None)
+    starter = ProcessRuntime(lambda container: ended.set() if container.uid == "v" else None)
     start, let_go = await held_start(lab, attempt, starter)
     other = RunningContainer("v", "main", 0, tmp_path / "pods" / "v" / "containers" / "main" / "0", tmp_path / "v.log")
     spec = {"argv": ["sh", "-c", "echo said; exit 4"], "env": {}, "hostname": "h", "mounts": []}
@@ -235,13 +235,13 @@ async def test_a_start_that_hangs_holds_up_no_other(lab, attempt, tmp_path):
 
 
 async def test_one_that_fails_before_it_is_on_record_says_why_and_leaves_no_record(lab, attempt):
-    starter = Runtime(lambda _container: None)
+    starter = ProcessRuntime(lambda _container: None)
     await starter.open()
     on_record = attempt.directory / "state.json.new"
     os.mkfifo(on_record)  # the supervisor waits here, and its child goes on
     spec = {"argv": ["true"], "env": {}, "hostname": "h", "mounts": [{"source": "/none", "target": "/x"}]}
     start = asyncio.create_task(starter.start(attempt, spec))
-    children = f"/proc/{starter._supervisor.pid}/task/{starter._supervisor.pid}/children"
+    children = f"/proc/{starter._supervisors.current.pid}/task/{starter._supervisors.current.pid}/children"
 
     def has_failed():
         with open(children) as file:
@@ -259,10 +259,10 @@ async def test_one_that_fails_before_it_is_on_record_says_why_and_leaves_no_reco
 
 
 async def test_a_supervisor_that_hangs_is_left_for_another(lab, attempt, tmp_path, monkeypatch):
-    starter = Runtime(lambda _container: None)
+    starter = ProcessRuntime(lambda _container: None)
     await starter.open()
     spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}
-    hangs = starter._supervisor.pid
+    hangs = starter._supervisors.current.pid
     os.kill(hangs, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
         impatient.setattr(process_runtime, "_START_TIMEOUT_S", 0.5)
@@ -281,16 +281,16 @@ async def test_a_supervisor_that_hangs_is_left_for_another(lab, attempt, tmp_pat
 
 
 async def test_a_supervisor_goes_on_without_its_agent_for_as_long_as_it_has_containers(lab, attempt):
-    starter = Runtime(lambda _container: None)
+    starter = ProcessRuntime(lambda _container: None)
     command = "trap 'echo last words; exit 6' TERM; echo up; while :; do sleep 0.05; done"
     await starter.start(attempt, {"argv": ["sh", "-c", command], "env": {}, "hostname": "h", "mounts": []})
     await lab.until(attempt.log.exists, what="output")
     supervisor = attempt.state["shim"]
-    assert supervisor == starter._supervisor.pid
+    assert supervisor == starter._supervisors.current.pid
     await starter.close()
     assert os.path.exists(f"/proc/{supervisor}")
     ended = asyncio.Event()
-    following = Runtime(lambda _container: ended.set())
+    following = ProcessRuntime(lambda _container: ended.set())
     again = RunningContainer("u", "main", 0, attempt.directory, attempt.log)
     assert following.find(again)
     following.stop(again)
@@ -306,12 +306,13 @@ async def test_a_supervisor_goes_on_without_its_agent_for_as_long_as_it_has_cont
 _AGENT = """
 import asyncio, sys
 from pathlib import Path
-from moorage.node.runtime.process_runtime import RunningContainer, Runtime
+from moorage.node.runtime import RunningContainer
+from moorage.node.runtime.process_runtime import ProcessRuntime
 
 async def main():
-    runtime = Runtime(lambda container: None)
+    runtime = ProcessRuntime(lambda container: None)
     await runtime.open()
-    print(runtime._supervisor.pid, flush=True)
+    print(runtime._supervisors.current.pid, flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     place = Path(sys.argv[1])
     spec = {"argv": ["sleep", "1000"], "env": {}, "hostname": "h", "mounts": []}

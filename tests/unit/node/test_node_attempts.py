@@ -8,10 +8,9 @@ import pytest
 
 from moorage.host.boot import boot_id
 from moorage.node.pods.attempts import attempts_of
-from moorage.node.runtime import container_state
+from moorage.node.runtime import DRAINED, RunningContainer, container_state
 from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.node.runtime.container_state import DRAINED
-from moorage.node.runtime.process_runtime import RunningContainer, read_state
+from moorage.node.runtime.container_state import read_state
 
 
 @pytest.fixture

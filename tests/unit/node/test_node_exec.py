@@ -14,9 +14,8 @@ import pytest
 from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from moorage.node.runtime.process_runtime import ContainerFailed, RunningContainer
+from moorage.node.runtime import ContainerFailed, RunningContainer, terminal
 from moorage.node.serve import exec as execution
-from moorage.node.serve import terminal
 from moorage.node.serve.exec import PROTOCOLS, ExecOptions, serve_exec
 from moorage.testing.node_driver import until
 
@@ -47,7 +46,10 @@ class Runtime:
         self.error = None
         self.processes = []
 
-    async def enter(self, _container, request, streams):
+    async def open_terminal(self, container, owner):
+        return await terminal.open_terminal(int(container.state.get("pid") or 0), container.pidfd, owner)
+
+    async def exec(self, _container, request, streams):
         if self.error:
             raise ContainerFailed(self.error)
         stdin, stdout, stderr = streams

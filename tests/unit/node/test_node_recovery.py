@@ -4,8 +4,8 @@ import fcntl
 
 import pytest
 
-from moorage.node.runtime import process_runtime
-from moorage.node.runtime.process_runtime import RunningContainer, Runtime
+from moorage.node.runtime import RunningContainer, process_runtime
+from moorage.node.runtime.process_runtime import ProcessRuntime
 
 
 class Clock:
@@ -41,7 +41,7 @@ def being_started(directory):
 
 def test_all_that_hang_are_waited_for_together(clock, tmp_path):
     found = [being_started(tmp_path / name) for name in ("a", "b", "c")]
-    runner = Runtime(lambda _container: None)
+    runner = ProcessRuntime(lambda _container: None)
     assert [runner.find(container) for container, _ in found] == [False, False, False]
     assert 30.0 <= clock.now - 1000.0 < 31.0, "the patience of one, not of three"
     for _, lock in found:
@@ -56,5 +56,5 @@ def test_one_that_comes_up_meanwhile_is_taken_up(clock, tmp_path):
         lock.close()
 
     clock.on_sleep = come_up
-    assert Runtime(lambda _container: None).find(container)
+    assert ProcessRuntime(lambda _container: None).find(container)
     assert container.exit_code == 3

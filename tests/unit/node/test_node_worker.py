@@ -9,8 +9,8 @@ from moorage.kube.objects.core import Pod
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.pods import cleanup
 from moorage.node.pods.worker import PodWorker, Tools
+from moorage.node.runtime import RunningContainer
 from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.node.runtime.process_runtime import RunningContainer
 
 
 class Volumes:
@@ -126,7 +126,9 @@ async def test_a_pod_without_a_deadline_waits_for_as_long_as_it_takes(tools):
 
 
 def running(tmp_path, name="a"):
-    return RunningContainer("u", name, 0, tmp_path / name, tmp_path / "log", {"started": 1.0}, pidfd=999)
+    found = RunningContainer("u", name, 0, tmp_path / name, tmp_path / "log", {"started": 1.0})
+    found.pidfd = 999
+    return found
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from typing import Any
 from moorage.host.boot import boot_id
 from moorage.log import get_logger
 from moorage.node.pods.lifecycle import ContainerAttempt
+from moorage.node.runtime import DRAINED, RunningContainer
 from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.node.runtime.container_state import DRAINED
-from moorage.node.runtime.process_runtime import RunningContainer, read_spec, write_state
+from moorage.node.runtime.container_state import read_spec, write_state
 
 log = get_logger(__name__)
 

@@ -12,7 +12,8 @@ from moorage.host import mountinfo
 from moorage.host.dir_walk import MountInTheWay
 from moorage.host.safe_remove import remove_empty, remove_empty_tree, remove_tree
 from moorage.node.layout import NodeLayout, PodUid
-from moorage.node.runtime.process_runtime import RunningContainer, read_spec
+from moorage.node.runtime import RunningContainer
+from moorage.node.runtime.container_state import read_spec
 from moorage.node.volumes import leftovers
 from moorage.node.volumes.observe import past_dead_mounts
 

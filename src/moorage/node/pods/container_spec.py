@@ -22,7 +22,7 @@ from moorage.kube.objects.core import ConfigMap, Container, Pod, PodSecurityCont
 from moorage.kube.quantity import BadQuantity
 from moorage.node import downward
 from moorage.node.layout import NodeLayout, PodUid
-from moorage.node.runtime.sandbox import KEPT_CAPABILITIES
+from moorage.node.runtime import KEPT_CAPABILITIES
 from moorage.node.volumes.live_reads import Fetch
 from moorage.node.volumes.manager import VolumeManager
 from moorage.node.volumes.mounters.builtin import OF_OBJECTS, PlainBody

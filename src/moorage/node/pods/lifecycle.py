@@ -9,6 +9,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from moorage.kube.objects.core import Container, Pod
+from moorage.node.runtime import START_ERROR
 
 BACKOFF_START_S = 10.0
 BACKOFF_MAX_S = 300.0
@@ -16,7 +17,6 @@ STEADY_S = 600.0  # a container that ran this long has its back-off forgotten
 START_RETRY_S = 10.0
 CRASH_LOOP = "CrashLoopBackOff"
 IMAGE_ERROR = "ErrImagePull"
-START_ERROR = "StartError"  # the reason of an attempt whose program was never executed
 IMAGE = "host"
 
 

@@ -11,7 +11,7 @@ from moorage.log import get_logger
 from moorage.node.layout import PodUid
 from moorage.node.pods.cleanup import find_containers, pod_directories, remove_attempt
 from moorage.node.pods.worker import PodWorker, Tools
-from moorage.node.runtime.process_runtime import RunningContainer
+from moorage.node.runtime import RunningContainer
 
 log = get_logger(__name__)
 

@@ -27,7 +27,6 @@ from moorage.node.pods.attempts import attempts_of
 from moorage.node.pods.container_spec import BadContainer, SpecMaker
 from moorage.node.pods.lifecycle import (
     CRASH_LOOP,
-    START_ERROR,
     ContainerAttempt,
     PodDecision,
     decide,
@@ -38,9 +37,15 @@ from moorage.node.pods.lifecycle import (
 from moorage.node.pods.status_report import status_of
 from moorage.node.pods.status_writer import StatusWriter
 from moorage.node.pods.unsupported import unsupported
+from moorage.node.runtime import (
+    DRAINED,
+    START_ERROR,
+    ContainerFailed,
+    ContainerRuntime,
+    NotCreated,
+    RunningContainer,
+)
 from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.node.runtime.container_state import DRAINED
-from moorage.node.runtime.process_runtime import ContainerFailed, NotCreated, RunningContainer, Runtime
 from moorage.node.volumes.manager import VolumeManager
 
 log = get_logger(__name__)
@@ -62,7 +67,7 @@ class Tools:
     layout: NodeLayout
     client: Client
     volumes: VolumeManager
-    runtime: Runtime
+    runtime: ContainerRuntime
     specs: SpecMaker
     cgroups: ContainerCgroups
     statuses: StatusWriter

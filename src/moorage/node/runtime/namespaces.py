@@ -22,6 +22,8 @@ _CLOSE_AT_EXEC = 4
 # The number of a system call on x86-64, and on machines that came later.
 _IS_LATER = os.uname().machine != "x86_64"
 _SYS_PIVOT_ROOT, _SYS_KEYCTL, _SYS_SECCOMP = ((155, 41)[_IS_LATER], (250, 219)[_IS_LATER], (317, 277)[_IS_LATER])
+_SYS_SIGACTION = (13, 134)[_IS_LATER]
+_DEFAULT_ACTION, _SIGNALS_BYTES = bytes(32), 8
 _SYS_CLOSE_RANGE = 436
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,6 +64,11 @@ def close_all_but(*kept: int) -> None:
     for below, above in pairwise((_LAST_STREAM, *sorted(kept), LAST_FD + 1)):
         if below + 1 < above:
             close_range(below + 1, above - 1)
+
+
+def reset_signal(number: int) -> None:
+    """Give a signal its default action. Also for the C library's own signals, which it does not let programs set."""
+    _check(_libc.syscall(_SYS_SIGACTION, number, _DEFAULT_ACTION, None, ctypes.c_size_t(_SIGNALS_BYTES)), "sigaction")
 
 
 def prctl(option: int, value: int) -> None:

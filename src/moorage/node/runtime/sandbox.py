@@ -18,16 +18,14 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from moorage.host.libc import AT_FDCWD
-from moorage.node.runtime import container_state, namespaces, rootfs, seccomp
+from moorage.node.runtime import KEPT_CAPABILITIES, container_state, namespaces, rootfs, seccomp
 from moorage.node.runtime.launch import Report, Unusable, step
 
-# What container runtimes leave to a root that is not privileged, without CAP_MKNOD: they let it make devices and use a
-# control group to keep it from opening them; here it would read the disks of the host, and so the volumes of others.
-KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LAST_CAPABILITY = 40
 _LONGEST_PATH = 4095
 _OOM_SCORE = "/proc/self/oom_score_adj"
+_SPAWN_IGNORES = (32, 33)  # the C library's own signals, in every process that it spawns, such as the supervisor
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _CAPABILITY_HEAD = struct.pack("=Ii", 0x20080522, 0)  # the version of the sets that follow, and whose: its own
@@ -55,6 +53,8 @@ class SupervisorOrigin(NamedTuple):
         with contextlib.suppress(PermissionError), open(_OOM_SCORE, "wb") as file:
             file.write(b"-999")
         _own_capabilities()  # read here, so that no child has to
+        for number in _SPAWN_IGNORES:
+            namespaces.reset_signal(number)
         processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         ignored = [int(one) for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN]
         return cls(processes, os.pidfd_open(os.getpid()), (open_files, hard), score, tuple(ignored))

@@ -17,11 +17,11 @@ from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from moorage.host.read_only import read_only
 from moorage.host.threads import in_thread
 from moorage.log import get_logger
-from moorage.node.runtime.process_runtime import ContainerFailed, Reply, RunningContainer, Runtime, read_only
+from moorage.node.runtime import ContainerFailed, ContainerRuntime, Reply, RunningContainer
 from moorage.node.serve.peers import is_closed
-from moorage.node.serve.terminal import open_terminal
 
 log = get_logger(__name__)
 
@@ -51,7 +51,11 @@ class ExecOptions:
 
 
 async def serve_exec(
-    request: web.Request, runtime: Runtime, container: RunningContainer, spec: Mapping[str, Any], options: ExecOptions
+    request: web.Request,
+    runtime: ContainerRuntime,
+    container: RunningContainer,
+    spec: Mapping[str, Any],
+    options: ExecOptions,
 ) -> web.StreamResponse:
     """Run one program in the container, its streams in the client's hands."""
     offered = [word.strip() for word in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
@@ -112,14 +116,16 @@ class _Session:
         self._sent = 0
         self._sending = 0
 
-    async def run(self, runtime: Runtime, container: RunningContainer, spec: Mapping[str, Any]) -> int:
-        theirs, ours, outputs = await self._terminal_of(container, spec) if self._options.tty else self._pipes(spec)
+    async def run(self, runtime: ContainerRuntime, container: RunningContainer, spec: Mapping[str, Any]) -> int:
+        theirs, ours, outputs = (
+            await self._terminal_of(runtime, container, spec) if self._options.tty else self._pipes(spec)
+        )
         kept = ("env", "uid", "gid", "groups", "cwd", "cgroups", "privileged", "no_new_privileges", "capabilities")
         request = {key: spec[key] for key in kept if key in spec}
         request |= {"argv": list(self._options.argv), "tty": self._options.tty}
         request.setdefault("env", {})
         try:
-            reply = await runtime.enter(container, request, theirs)
+            reply = await runtime.exec(container, request, theirs)
         except BaseException:
             self._close(ours)
             raise
@@ -163,9 +169,10 @@ class _Session:
             if not unfinished or reader.done() or (sent == self._sent and not self._sending):
                 return
 
-    async def _terminal_of(self, container: RunningContainer, spec: Mapping[str, Any]) -> _Streams:
-        pid, owner = int(container.state.get("pid") or 0), int(spec.get("uid") or 0)
-        master, slave = await open_terminal(pid, container.pidfd, owner)
+    async def _terminal_of(
+        self, runtime: ContainerRuntime, container: RunningContainer, spec: Mapping[str, Any]
+    ) -> _Streams:
+        master, slave = await runtime.open_terminal(container, int(spec.get("uid") or 0))
         os.set_blocking(master, False)
         self._terminal = self._input = master
         return [slave, slave, slave], [master], [(master, _STDOUT)]

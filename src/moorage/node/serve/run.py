@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import prometheus_client
 from aiohttp import web
@@ -19,18 +19,17 @@ from moorage.kube.api.client import Client
 from moorage.kube.objects.core import PodSpec
 from moorage.kube.objects.meta import as_document
 from moorage.log import get_logger
+from moorage.node.config import AgentConfig
 from moorage.node.layout import NodeLayout
 from moorage.node.pods.manager import PodManager
 from moorage.node.pods.status_writer import StatusWriter
-from moorage.node.runtime.process_runtime import RunningContainer, Runtime, read_spec
+from moorage.node.runtime import ContainerRuntime, RunningContainer
+from moorage.node.runtime.container_state import read_spec
 from moorage.node.serve import metrics as figures
 from moorage.node.serve.auth import Gate, authority_of, server_context
 from moorage.node.serve.exec import ExecOptions, refused, serve_exec
 from moorage.node.serve.logs import is_yes, log_options_from, stream
 from moorage.node.volumes.stats import VolumeStats
-
-if TYPE_CHECKING:
-    from moorage.node.run import AgentConfig
 
 log = get_logger(__name__)
 
@@ -45,9 +44,9 @@ class Endpoint:
         self,
         pods: PodManager,
         statuses: StatusWriter,
-        runtime: Runtime,
+        runtime: ContainerRuntime,
         stats: VolumeStats,
-        config: "AgentConfig",
+        config: AgentConfig,
         client: Client,
     ) -> None:
         self.port = config.port

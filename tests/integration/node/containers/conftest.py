@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.node.runtime.process_runtime import RunningContainer, Runtime
+from moorage.node.runtime import RunningContainer
+from moorage.node.runtime.process_runtime import ProcessRuntime
 
 
 class Bench:
@@ -30,7 +31,7 @@ class Bench:
             return False
 
     def runtime(self):
-        self.runtimes.append(Runtime(lambda _: None))
+        self.runtimes.append(ProcessRuntime(lambda _: None))
         return self.runtimes[-1]
 
     def container(self, name="a", number=0):

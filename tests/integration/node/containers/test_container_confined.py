@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorage.host import loop
-from moorage.node.runtime.process_runtime import ContainerFailed
-from moorage.node.runtime.sandbox import KEPT_CAPABILITIES
+from moorage.node.runtime import KEPT_CAPABILITIES, ContainerFailed
 
 pytestmark = pytest.mark.root
 SYS_ADMIN = 21
@@ -150,7 +149,7 @@ async def test_who_enters_is_not_led_out_either(bench):
             {"argv": [f"{root}/bin/true"]},
             {"argv": ["true"], "cwd": "/no"},
         ):
-            session = await runtime.enter(container, {**request, "env": {}}, [null.fileno()] * 3)
+            session = await runtime.exec(container, {**request, "env": {}}, [null.fileno()] * 3)
             assert "error" in await session.line()
             session.close()
 
@@ -254,7 +253,7 @@ async def test_user_namespaces_are_made_only_by_who_has_their_rights_already(ben
 async def entered(runtime, container, *argv, **more):
     """What a program said in a container that runs."""
     read, write = os.pipe()
-    session = await runtime.enter(container, {"argv": argv, "env": {}, **more}, [write] * 3)
+    session = await runtime.exec(container, {"argv": argv, "env": {}, **more}, [write] * 3)
     os.close(write)
     assert "pid" in await session.line()
     await session.line()

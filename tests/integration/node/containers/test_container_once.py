@@ -14,10 +14,9 @@ import pytest
 
 from moorage.host import mountinfo
 from moorage.host.safe_remove import remove_tree
-from moorage.node.runtime import container_state
+from moorage.node.runtime import ContainerFailed, container_state
 from moorage.node.runtime import process_runtime as module
 from moorage.node.runtime.orphans import groups_of
-from moorage.node.runtime.process_runtime import ContainerFailed
 
 pytestmark = pytest.mark.root
 CHANGES_USER = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000"]
@@ -30,7 +29,7 @@ async def test_a_start_is_heard_while_a_program_that_was_entered_goes_on(bench):
     while not (second.directory / "state.json").exists():
         await asyncio.sleep(0.01)
     with open(os.devnull, "r+b") as null:
-        session = await runtime.enter(first, {"argv": ["sleep", "1000"], "env": {}}, [null.fileno()] * 3)
+        session = await runtime.exec(first, {"argv": ["sleep", "1000"], "env": {}}, [null.fileno()] * 3)
     assert "pid" in await session.line()
     with bench.answering(hanging):
         async with asyncio.timeout(10):
@@ -81,7 +80,7 @@ async def test_starts_that_a_supervisor_comes_to_too_late_are_not_made(bench, mo
     volume.mkdir()
     runtime = bench.runtime()
     await runtime.open()
-    supervisor = runtime._supervisor.pid
+    supervisor = runtime._supervisors.current.pid
     pidfd = os.pidfd_open(supervisor)
     os.kill(supervisor, signal.SIGSTOP)
     mounts = [{"source": str(volume), "target": "/v"}]
@@ -160,7 +159,7 @@ async def test_a_program_that_has_changed_its_user_goes_with_its_supervisor(benc
     pid = bench.pid_of(container)
     while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         await asyncio.sleep(0.01)
-    os.kill(runtime._supervisor.pid, 9)
+    os.kill(runtime._supervisors.current.pid, 9)
     async with asyncio.timeout(10):
         while container.is_running:
             await asyncio.sleep(0.01)
@@ -176,8 +175,8 @@ async def test_the_next_agent_ends_one_that_has_lost_its_supervisor(bench, monke
     pid = bench.pid_of(container)
     while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         await asyncio.sleep(0.01)
-    os.kill(runtime._supervisor.pid, 9)
-    while not runtime._supervisor.is_over:
+    os.kill(runtime._supervisors.current.pid, 9)
+    while not runtime._supervisors.current.is_over:
         await asyncio.sleep(0.01)
     found = bench.container()
     assert bench.runtime().find(found)
@@ -222,7 +221,7 @@ async def test_nothing_is_left_of_one_that_sees_the_processes_of_the_host(group,
     if is_supervised:
         runtime.kill(container)
     else:
-        os.kill(runtime._supervisor.pid, 9)
+        os.kill(runtime._supervisors.current.pid, 9)
     while container.is_running:
         await asyncio.sleep(0.01)
     assert not bench.lives(left)
@@ -232,15 +231,15 @@ async def test_a_long_environment_is_no_hindrance_to_entering(bench):
     runtime, container = bench.runtime(), bench.container()
     environment = {f"V{number}": "x" * 60_000 for number in range(8)}
     await runtime.start(container, bench.spec("sleep", "1000") | {"env": environment})
-    supervisor = runtime._supervisor.pid
+    supervisor = runtime._supervisors.current.pid
     read, write = os.pipe()
     request = {"argv": ["sh", "-c", "echo ${#V7}"], "env": environment}
-    session = await runtime.enter(container, request, [write, write, write])
+    session = await runtime.exec(container, request, [write, write, write])
     os.close(write)
     assert "pid" in await session.line()
     assert (await session.line())["exit_code"] == 0
     assert os.read(read, 100) == b"60000\n"
-    assert runtime._supervisor.pid == supervisor
+    assert runtime._supervisors.current.pid == supervisor
     session.close()
     os.close(read)
 
@@ -252,7 +251,7 @@ async def test_only_the_container_itself_is_entered_whoever_has_its_number_now(b
     container.state["pid"] = os.getpid()
     read, write = os.pipe()
     link = "cd /proc/self/ns && readlink mnt pid ipc uts"
-    session = await runtime.enter(container, {"argv": ["sh", "-c", link], "env": {}}, [write] * 3)
+    session = await runtime.exec(container, {"argv": ["sh", "-c", link], "env": {}}, [write] * 3)
     assert "pid" in await session.line()
     assert await session.line() == {"exit_code": 0}
     assert os.read(read, 1000).decode().split() == inside
@@ -261,7 +260,7 @@ async def test_only_the_container_itself_is_entered_whoever_has_its_number_now(b
     ended = subprocess.Popen(["true"])
     running, container.pidfd = container.pidfd, os.pidfd_open(ended.pid)
     ended.wait()
-    session = await runtime.enter(container, {"argv": ["echo", "out"], "env": {}}, [write] * 3)
+    session = await runtime.exec(container, {"argv": ["echo", "out"], "env": {}}, [write] * 3)
     os.close(write)
     assert await session.line() == {"error": "the container has ended"}
     assert os.read(read, 1000) == b""

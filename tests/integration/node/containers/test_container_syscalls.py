@@ -7,8 +7,7 @@ import uuid
 
 import pytest
 
-from moorage.node.runtime.process_runtime import ContainerFailed
-from moorage.node.runtime.sandbox import KEPT_CAPABILITIES
+from moorage.node.runtime import KEPT_CAPABILITIES, ContainerFailed
 
 pytestmark = pytest.mark.root
 SYS_ADMIN, SYS_TIME, DAC_READ_SEARCH = 21, 25, 2
@@ -61,7 +60,7 @@ async def test_refused_calls_are_refused_in_exec_too(bench):
     await runtime.start(container, bench.spec("sleep", "1000"))
     read, write = os.pipe()
     script = f"import ctypes, os; print(ctypes.CDLL(None).syscall({number_of('userfaultfd')}, 0))"
-    session = await runtime.enter(container, {"argv": ["/usr/bin/python3", "-c", script], "env": {}}, [write] * 3)
+    session = await runtime.exec(container, {"argv": ["/usr/bin/python3", "-c", script], "env": {}}, [write] * 3)
     os.close(write)
     assert "pid" in await session.line()
     await session.line()

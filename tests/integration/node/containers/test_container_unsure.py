@@ -9,9 +9,8 @@ import signal
 
 import pytest
 
-from moorage.node.runtime import container_state
+from moorage.node.runtime import ContainerFailed, container_state, supervisor_client
 from moorage.node.runtime import process_runtime as module
-from moorage.node.runtime.process_runtime import ContainerFailed
 
 pytestmark = pytest.mark.root
 ENDS_WHEN_TOLD = ["sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"]
@@ -45,7 +44,7 @@ async def test_one_that_cannot_be_looked_at_is_not_taken_for_ended(bench):
         assert second.find(same)
         assert same.is_running
         with pytest.raises(ContainerFailed, match="cannot be looked at now"):
-            await second.enter(same, {}, ())
+            await second.exec(same, {}, ())
         second.stop(same)
     assert bench.lives(pid)
     await until(lambda: not same.is_running)
@@ -75,14 +74,14 @@ async def test_who_leaves_does_not_look_again(bench, monkeypatch):
 async def test_one_that_is_started_while_no_descriptors_are_left_is_followed_later(bench, monkeypatch):
     runtime, container = bench.runtime(), bench.container()
     with contextlib.ExitStack() as short:
-        heard = module.Reply.line
+        heard = supervisor_client.ReplyPipe.line
 
         async def line(reply):
             answer = await heard(reply)
             short.enter_context(descriptors())
             return answer
 
-        monkeypatch.setattr(module.Reply, "line", line)
+        monkeypatch.setattr(supervisor_client.ReplyPipe, "line", line)
         await runtime.start(container, bench.spec("sleep", "1000"))
         assert container.is_running
     assert bench.lives(bench.pid_of(container))
@@ -125,13 +124,13 @@ async def test_messages_that_a_supervisor_never_takes_hold_up_no_later_ones(benc
     runtime, first = bench.runtime(), bench.container("first")
     await runtime.start(first, bench.spec("sleep", "1000"))
     monkeypatch.setattr(module, "_START_TIMEOUT_S", 1.0)
-    supervisor = runtime._supervisor.pid
+    supervisor = runtime._supervisors.current.pid
     os.kill(supervisor, signal.SIGSTOP)
     sessions = []
     try:
         with open(os.devnull, "r+b") as null:
             request = {"argv": ["true"], "env": {"A": "x" * 30_000}}  # more than the socket takes of them
-            sessions += [asyncio.create_task(runtime.enter(first, request, [null.fileno()] * 3)) for _ in range(12)]
+            sessions += [asyncio.create_task(runtime.exec(first, request, [null.fileno()] * 3)) for _ in range(12)]
             await asyncio.sleep(0)
             async with asyncio.timeout(20):
                 with pytest.raises(ContainerFailed, match="did not start"):
@@ -141,7 +140,7 @@ async def test_messages_that_a_supervisor_never_takes_hold_up_no_later_ones(benc
                 monkeypatch.setattr(module, "_START_TIMEOUT_S", 30.0)
                 await runtime.start(second, bench.spec("sleep", "1000"))
         assert second.is_running
-        assert runtime._supervisor.pid != supervisor
+        assert runtime._supervisors.current.pid != supervisor
         for session in sessions:
             session.result().close()
     finally:
@@ -151,7 +150,7 @@ async def test_messages_that_a_supervisor_never_takes_hold_up_no_later_ones(benc
 async def test_who_is_late_to_give_up_leaves_the_next_supervisor_alone(bench, monkeypatch):
     runtime, starts = bench.runtime(), []
     await runtime.open()
-    supervisor = runtime._supervisor.pid
+    supervisor = runtime._supervisors.current.pid
     os.kill(supervisor, signal.SIGSTOP)
     try:
         for name, patience_s in (("early", 0.3), ("late", 1.0)):
@@ -162,9 +161,9 @@ async def test_who_is_late_to_give_up_leaves_the_next_supervisor_alone(bench, mo
         with pytest.raises(ContainerFailed):
             await early
         await runtime.open()
-        following = runtime._supervisor.pid
+        following = runtime._supervisors.current.pid
         with pytest.raises(ContainerFailed):
             await late
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    assert runtime._supervisor.pid == following != supervisor
+    assert runtime._supervisors.current.pid == following != supervisor
