@@ -1,25 +1,26 @@
-"""Carries a placement out: claims first, then the pod; and tells people when there is no node.
+"""Carry out a placement: write the claims, then bind the pod. Report it if no node suits.
 
 Owns: the writes of scheduling (claimRef of volumes, selected-node of claims, the binding, the PodScheduled condition)
-and the reservations that are held between the first of them and the last.
-May not touch: the choice of a node, which is `plan.py`'s.
-Start reading at: `Executor.reserve`, `Executor.advance`.
+and the reservations that are held from the first write to the last.
+Start reading at: `SchedulerExecutor.reserve`, `SchedulerExecutor.advance`.
 
-A pod whose volumes have to be made first waits as a reservation, not as a task: whatever changes its claims brings it
-back here. Nothing that was written is taken back when a reservation is given up, as in Kubernetes.
+A pod whose volumes must be created first waits as a reservation, not as a task: any change of its claims enqueues it.
+As in Kubernetes, giving up a reservation undoes no write.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement
-from moorage.controllers.scheduler.state import SchedulerState, Views
+from moorage.controllers.scheduler.state import SchedulerState
 from moorage.controllers.scheduler.volumes import reaches
 from moorage.errors import MoorageError
 from moorage.kube.api.client import Client, PatchType
+from moorage.kube.cache.caches import Caches
 from moorage.kube.control.events import Recorder
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
@@ -31,19 +32,9 @@ log = get_logger(__name__)
 
 
 class PlacementFailed(MoorageError):
-    """A chosen node turned out not to do; the pod is looked at again after a while."""
+    """The chosen node does not suit after all. The pod is scheduled again after its back-off."""
 
     code = "ABORTED"
-
-
-class Remembers(Views, Protocol):
-    """Views that take in what an own write returned."""
-
-    def remember_claim(self, claim: PersistentVolumeClaim) -> None: ...
-
-    def remember_pv(self, volume: PersistentVolume) -> None: ...
-
-    def remember_pod(self, pod: Pod) -> None: ...
 
 
 @dataclass(slots=True)
@@ -59,29 +50,31 @@ class Reservation:
 
 
 class SchedulerExecutor:
-    """Holds the reservations, and moves each on when asked."""
+    """Holds the reservations and advances them."""
 
     def __init__(
         self,
         world: SchedulerState,
-        views: Remembers,
+        caches: Caches,
         client: Client,
+        writer: Writer,
         recorder: Recorder,
         clock: Callable[[], float],
         bind_timeout_s: float,
     ) -> None:
         self._world = world
-        self._views = views
+        self._caches = caches
         self._client = client
+        self._writer = writer
         self._recorder = recorder
         self._clock = clock
         self._bind_timeout_s = bind_timeout_s
         self.reservations: dict[str, Reservation] = {}
         self.rejected: dict[str, dict[str, int]] = {}  # pod uid to how often each node was turned down
-        self.on_freed: Callable[[], None] = lambda: None  # told when a place is given up: no watch tells of that
+        self.on_freed: Callable[[], None] = lambda: None  # called when a reservation is given up
 
     def reserve(self, pod: Pod, placement: Placement) -> Reservation:
-        """Count the pod and its claims as placed, so that the next pod sees it so."""
+        """Count the pod and its claims as placed, for the next pod's decision."""
         fit, node = placement.fit, placement.node.name
         reservation = Reservation(
             pod.uid,
@@ -99,7 +92,7 @@ class SchedulerExecutor:
         return reservation
 
     def release(self, key: str) -> None:
-        """Give a reservation up, or forget one that is done with."""
+        """Give up a reservation."""
         reservation = self.reservations.pop(key, None)
         if reservation is None:
             return
@@ -108,7 +101,7 @@ class SchedulerExecutor:
         self.on_freed()
 
     async def advance(self, pod: Pod, reservation: Reservation) -> float | None:
-        """Write what is missing, and bind the pod when its claims are bound; seconds to wait when they are not."""
+        """Write what is missing, and bind the pod if its claims are bound. Else return the seconds to wait."""
         try:
             if not reservation.is_written:
                 await self._write_claims(reservation)
@@ -129,7 +122,7 @@ class SchedulerExecutor:
         return None
 
     async def tell(self, pod: Pod, nowhere: Nowhere) -> None:
-        """Say in the pod's condition and in an event why it has no node; nothing when that is said already."""
+        """Report in the pod's condition and in an event why it has no node, unless the condition says so already."""
         message = f"{nowhere.message} By node: {nowhere.detail}." if nowhere.detail else nowhere.message
         known = next((c for c in pod.status.conditions if c.type == "PodScheduled"), None)
         if known is not None and (known.status, known.reason, known.message) == ("False", "Unschedulable", message):
@@ -145,19 +138,16 @@ class SchedulerExecutor:
             "lastTransitionTime": since or timestamp_text(time.time()),
         }
         patch = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
-        written = await self._client.patch(
-            Pod, pod.name, patch, pod.namespace, how=PatchType.STRATEGIC, subresource="status"
-        )
-        self._views.remember_pod(written)
+        await self._writer.patch(pod, patch, how=PatchType.STRATEGIC, subresource="status", guarded=False)
 
     async def _write_claims(self, reservation: Reservation) -> None:
         for key, uid, name in reservation.static:
-            claim, volume = self._claim(key, uid), self._views.pv(name)
+            claim, volume = self._claim(key, uid), self._caches.volumes.get(name)
             if volume is None:
                 raise PlacementFailed(f'binding volumes: persistentvolume "{name}" not found')
             await self._promise_volume(claim, volume)
         for key, uid in reservation.provision:
-            await self._select_node(self._claim(key, uid), reservation.node)
+            await self._writer.annotate(self._claim(key, uid), {SELECTED_NODE: reservation.node})
 
     async def _promise_volume(self, claim: PersistentVolumeClaim, volume: PersistentVolume) -> None:
         if volume.is_deleting or (volume.spec.claim_ref is not None and not is_meant_for(volume, claim)):
@@ -173,32 +163,22 @@ class SchedulerExecutor:
             "resourceVersion": claim.metadata.resource_version,
         }
         patch: dict[str, Any] = {"spec": {"claimRef": reference}}
-        if volume.spec.claim_ref is None:  # a reservation made by a person keeps being theirs
+        if volume.spec.claim_ref is None:  # a user's own reservation is not marked as ours
             patch["metadata"] = {"annotations": {BOUND_BY_CONTROLLER: "yes"}}
-        version = volume.metadata.resource_version
-        self._views.remember_pv(await self._client.patch(PersistentVolume, volume.name, patch, version=version))
-
-    async def _select_node(self, claim: PersistentVolumeClaim, node: str) -> None:
-        if claim.annotations.get(SELECTED_NODE) == node:
-            return
-        patch = {"metadata": {"annotations": {SELECTED_NODE: node}}}
-        written = await self._client.patch(
-            PersistentVolumeClaim, claim.name, patch, claim.namespace, version=claim.metadata.resource_version
-        )
-        self._views.remember_claim(written)
+        await self._writer.patch(volume, patch)
 
     def _claim(self, key: str, uid: str) -> PersistentVolumeClaim:
-        claim = self._views.claim(key)
+        claim = self._caches.claims.get(key)
         if claim is None or claim.uid != uid or claim.is_deleting:
             raise PlacementFailed(f'binding volumes: persistentvolumeclaim "{key}" is gone')
         return claim
 
     def _unbound(self, reservation: Reservation) -> list[str]:
-        """The claims that are still to be bound; PlacementFailed when one of them never will be."""
+        """Return the claims that are not bound yet. Raises PlacementFailed if one of them never will be."""
         waiting = []
         for key, uid, name in reservation.static:
             claim = self._claim(key, uid)
-            volume = self._views.pv(name)
+            volume = self._caches.volumes.get(name)
             if volume is None or not is_meant_for(volume, claim):
                 raise PlacementFailed(f'binding volumes: persistentvolume "{name}" went to another claim')
             if volume.spec.claim_ref is None or not volume.spec.claim_ref.uid:
@@ -219,9 +199,9 @@ class SchedulerExecutor:
     def _is_bound(self, claim: PersistentVolumeClaim, node_name: str) -> bool:
         if not claim.spec.volume_name or BIND_COMPLETED not in claim.annotations:
             return False
-        volume, node = self._views.pv(claim.spec.volume_name), self._views.node(node_name)
+        volume, node = self._caches.volumes.get(claim.spec.volume_name), self._caches.nodes.get(node_name)
         if volume is None:
-            return False  # not heard of yet
+            return False  # not cached yet
         if node is None or not reaches(volume, node):
             raise PlacementFailed(
                 f'binding volumes: pv "{volume.name}" node affinity doesn\'t match node "{node_name}"'
@@ -240,14 +220,14 @@ class SchedulerExecutor:
         except (Conflict, NotFound) as error:
             log.info("pod was not bound", pod=pod.key, node=reservation.node, reason=str(error))
             live = await self._client.find(Pod, pod.name, pod.namespace)
-            if live is None or live.uid != pod.uid or live.spec.node_name:  # somebody else has seen to it
+            if live is None or live.uid != pod.uid or live.spec.node_name:  # it is gone, or another scheduler bound it
                 self.release(pod.key)
                 return
             raise
         log.info("pod bound", pod=pod.key, node=reservation.node)
         message = f"Successfully assigned {pod.key} to {reservation.node}"
         self._recorder.normal(pod, "Scheduled", message)
-        self.reservations.pop(pod.key, None)  # it stays assumed until the server shows it there
+        self.reservations.pop(pod.key, None)  # it stays assumed until the watch shows its node
         self.rejected.pop(pod.uid, None)
         self._forget_promises(reservation)
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moorage.controllers.scheduler import filters, volumes
-from moorage.controllers.scheduler.state import NodeUse, SchedulerState, Views
+from moorage.controllers.scheduler.state import NodeUse, SchedulerState
 from moorage.controllers.scheduler.volumes import Fit
+from moorage.kube.cache.caches import Caches
 from moorage.kube.objects.core import Node, Pod
 from moorage.kube.requests import Amounts, requests_of
 
@@ -36,12 +37,12 @@ class Nowhere:
     detail: str
 
 
-def plan(pod: Pod, views: Views, world: SchedulerState, rejected: Mapping[str, int]) -> Placement | Nowhere:
+def plan(pod: Pod, caches: Caches, world: SchedulerState, rejected: Mapping[str, int]) -> Placement | Nowhere:
     """The best node for a pod; nodes that a provisioner turned down before come last."""
-    nodes = list(views.nodes())
+    nodes = list(caches.nodes)
     if not nodes:
         return Nowhere("no nodes available to schedule pods", "")
-    claims = volumes.sort_claims(pod, views)
+    claims = volumes.sort_claims(pod, caches)
     if claims.problem:
         return Nowhere(f"0/{len(nodes)} nodes are available: {claims.problem}.", "")
     requests = requests_of(pod)
@@ -50,7 +51,7 @@ def plan(pod: Pod, views: Views, world: SchedulerState, rejected: Mapping[str, i
     for node in sorted(nodes, key=lambda node: node.name):
         use = world.uses.get(node.name, _NOWHERE)
         reasons = tuple(filters.reasons_against(pod, requests, node, use))
-        fit = volumes.fit(pod, claims, node, views, world) if not reasons else Fit(reasons)
+        fit = volumes.fit(pod, claims, node, caches, world) if not reasons else Fit(reasons)
         if fit.reasons:
             against[node.name] = fit.reasons
             continue

@@ -1,46 +1,18 @@
 """What the scheduler knows: nodes, what runs on them, and what it has promised but not yet written.
 
 Owns: the sums per node, and the promises (assumed pods, claims and volumes).
-May not touch: the API, decisions. It is told of pods and promises; `filters.py` and `volumes.py` read it.
-Start reading at: `World`.
+Start reading at: `SchedulerState`.
 
-Sums are kept up to date pod by pod, so that looking at a node costs nothing that grows with its pods.
+`filters.py` and `volumes.py` read it. Sums are updated pod by pod, so that reading a node's sum does not depend on the
+number of its pods.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Protocol
 
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
+from moorage.kube.objects.core import Node, Pod
 from moorage.kube.requests import Amounts, amounts_of, requests_of
 from moorage.kube.volumes import claims_of
-
-
-class Views(Protocol):
-    """What the informers know; None where they know of no such object."""
-
-    def nodes(self) -> Iterable[Node]: ...
-
-    def node(self, name: str) -> Node | None: ...
-
-    def claim(self, key: str) -> PersistentVolumeClaim | None: ...
-
-    def pv(self, name: str) -> PersistentVolume | None: ...
-
-    def storage_class(self, name: str) -> StorageClass | None: ...
-
-    def driver(self, name: str) -> CSIDriver | None: ...
-
-    def csi_node(self, name: str) -> CSINode | None: ...
-
-    def volumes_for(self, claim: PersistentVolumeClaim) -> Iterable[PersistentVolume]:
-        """The volumes that a claim could get: free ones of its class, and those that name it."""
-
-    def capacities(self, class_name: str) -> Iterable[CSIStorageCapacity]: ...
-
-    def attachments(self, node: str) -> Iterable[VolumeAttachment]: ...
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 Owns: sorting a pod's claims, node affinity and zones of volumes, finding free volumes, storage capacity (of all claims
 of the pod together), attach limits, and the rule that a ReadWriteOncePod claim has one pod.
-May not touch: the API; it reads `Views` and `World`.
 Start reading at: `sort_claims`, `fit`.
 """
 
@@ -10,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from moorage.controllers.binder.matching import selects, shelf_of_claim, shelf_of_volume
-from moorage.controllers.scheduler.state import SchedulerState, Views
+from moorage.controllers.scheduler.state import SchedulerState
+from moorage.kube.cache.caches import Caches
 from moorage.kube.names import BIND_COMPLETED, MIGRATED_PLUGINS, NO_PROVISIONER, SELECTED_NODE
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIStorageCapacity, StorageClass
@@ -22,7 +22,9 @@ from moorage.kube.volumes import (
     ephemeral_claim_name,
     is_meant_for,
     is_owned_by,
+    reference_key,
     requested_bytes,
+    volume_class,
     waits_for_consumer,
 )
 
@@ -72,7 +74,7 @@ class _Search:
     provision: list[tuple[PersistentVolumeClaim, StorageClass]] = field(default_factory=list)
 
 
-def sort_claims(pod: Pod, views: Views) -> PodClaims:
+def sort_claims(pod: Pod, caches: Caches) -> PodClaims:
     """Split a pod's claims into bound ones and those that wait for a node; say what stands in the way of any node."""
     bound, delayed, exclusive = {}, {}, []
     unbound = False
@@ -83,7 +85,7 @@ def sort_claims(pod: Pod, views: Views) -> PodClaims:
             name, is_made = ephemeral_claim_name(pod, volume), True
         else:
             continue
-        claim = views.claim(f"{pod.namespace}/{name}")
+        claim = caches.claims.get(f"{pod.namespace}/{name}")
         problem = _problem_of(pod, claim, name, is_made)
         if claim is None or problem:
             return PodClaims(problem=problem)
@@ -92,14 +94,14 @@ def sort_claims(pod: Pod, views: Views) -> PodClaims:
         if claim.spec.volume_name:
             unbound = unbound or BIND_COMPLETED not in claim.annotations
             bound[claim.key] = claim
-        elif waits_for_consumer(views.storage_class(claim_class(claim))):
+        elif waits_for_consumer(caches.classes.get(claim_class(claim))):
             delayed[claim.key] = claim
         else:
             unbound = True
     if unbound:
         return PodClaims(problem="pod has unbound immediate PersistentVolumeClaims")
     by_size = sorted(delayed.values(), key=lambda claim: (requested_bytes(claim), claim.name))
-    offers = {claim.key: _offers(claim, views) for claim in by_size}
+    offers = {claim.key: _offers(claim, caches) for claim in by_size}
     return PodClaims(tuple(bound.values()), tuple(by_size), tuple(exclusive), offers)
 
 
@@ -118,19 +120,19 @@ def _problem_of(pod: Pod, claim: PersistentVolumeClaim | None, name: str, is_mad
     return ""
 
 
-def fit(pod: Pod, claims: PodClaims, node: Node, views: Views, world: SchedulerState) -> Fit:
+def fit(pod: Pod, claims: PodClaims, node: Node, caches: Caches, world: SchedulerState) -> Fit:
     """Whether the pod's claims can be had on a node, and how."""
     if any(world.claim_users.get(key, set()) - {pod.uid} for key in claims.exclusive):
         return Fit((IN_USE,))
-    limit = _limit_reached(claims, node, views, world)
+    limit = _limit_reached(claims, node, caches, world)
     if limit:
         return Fit((limit,))
-    reasons = _bound_reasons(claims.bound, node, views)
+    reasons = _bound_reasons(claims.bound, node, caches)
     search = _Search()
-    reasons += _find(claims, node, views, world, search)
+    reasons += _find(claims, node, caches, world, search)
     if reasons:
         return Fit(tuple(dict.fromkeys(reasons)))
-    share, problem = _capacity(search.provision, node, views, world)
+    share, problem = _capacity(search.provision, node, caches, world)
     if problem:
         return Fit((problem,))
     return Fit((), tuple(search.static), tuple(claim for claim, _ in search.provision), share)
@@ -146,9 +148,9 @@ def reaches(volume: PersistentVolume, node: Node) -> bool:
         return False
 
 
-def _bound_reasons(bound: Iterable[PersistentVolumeClaim], node: Node, views: Views) -> list[str]:
+def _bound_reasons(bound: Iterable[PersistentVolumeClaim], node: Node, caches: Caches) -> list[str]:
     for claim in bound:
-        volume = views.pv(claim.spec.volume_name)
+        volume = caches.volumes.get(claim.spec.volume_name)
         if volume is None:
             return [NO_VOLUME]
         if not reaches(volume, node):
@@ -168,19 +170,19 @@ def _is_in_zone(volume: PersistentVolume, node: Node) -> bool:
     return True
 
 
-def _find(claims: PodClaims, node: Node, views: Views, world: SchedulerState, search: _Search) -> list[str]:
+def _find(claims: PodClaims, node: Node, caches: Caches, world: SchedulerState, search: _Search) -> list[str]:
     """Find a free volume for each claim that waits for a node, or see whether its class can provision there."""
     taken: set[str] = set()
     for claim in claims.delayed:
         selected = claim.annotations.get(SELECTED_NODE) or _promised_node(claim, world)
-        if selected is not None and selected != node.name and views.node(selected) is not None:
+        if selected is not None and selected != node.name and caches.nodes.get(selected) is not None:
             return [NOTHING_TO_BIND]
         volume = _free_volume(claim, claims.offers[claim.key], node, world, taken) if selected is None else None
         if volume is not None:
             taken.add(volume.name)
             search.static.append((claim, volume))
             continue
-        found = views.storage_class(claim_class(claim))
+        found = caches.classes.get(claim_class(claim))
         if found is None or found.provisioner in ("", NO_PROVISIONER) or not _is_allowed(found, node):
             return [NOTHING_TO_BIND]
         search.provision.append((claim, found))
@@ -193,11 +195,29 @@ def _promised_node(claim: PersistentVolumeClaim, world: SchedulerState) -> str |
     return promise[1] if promise is not None else None
 
 
-def _offers(claim: PersistentVolumeClaim, views: Views) -> tuple[PersistentVolume, ...]:
+def offered_to(volume: PersistentVolume) -> list[str]:
+    """Return the claim that a volume is reserved for, or else its class, for an index."""
+    if volume.spec.claim_ref is not None:
+        return [f"claim {reference_key(volume.spec.claim_ref)}"]
+    return [f"class {volume_class(volume)}"]
+
+
+def class_of_capacity(capacity: CSIStorageCapacity) -> list[str]:
+    """Return the class of a capacity object, for an index."""
+    return [capacity.storage_class_name]
+
+
+def _offered(claim: PersistentVolumeClaim, caches: Caches) -> Iterable[PersistentVolume]:
+    """Return the volumes that a claim could get: those that name it, and free ones of its class."""
+    yield from caches.volumes.by(offered_to, f"claim {claim.key}")
+    yield from caches.volumes.by(offered_to, f"class {claim_class(claim)}")
+
+
+def _offers(claim: PersistentVolumeClaim, caches: Caches) -> tuple[PersistentVolume, ...]:
     """The volumes that suit a claim on some node: those reserved for it first, then by size."""
     size, shelf, modes = requested_bytes(claim), shelf_of_claim(claim), set(claim.spec.access_modes)
     reserved, free = [], []
-    for volume in views.volumes_for(claim):
+    for volume in _offered(claim, caches):
         offered = shelf_of_volume(volume)
         if volume.is_deleting or capacity_bytes(volume) < size or offered[1:] != shelf[1:]:
             continue
@@ -243,13 +263,13 @@ def _is_allowed(found: StorageClass, node: Node) -> bool:
 
 
 def _capacity(
-    provision: Iterable[tuple[PersistentVolumeClaim, StorageClass]], node: Node, views: Views, world: SchedulerState
+    provision: Iterable[tuple[PersistentVolumeClaim, StorageClass]], node: Node, caches: Caches, world: SchedulerState
 ) -> tuple[float, str]:
     """Whether the storage that drivers report holds all these claims together; the tightest free share after that."""
     share = 1.0
     wanted: dict[str, list[int]] = {}
     for claim, found in provision:
-        driver = views.driver(found.provisioner)
+        driver = caches.drivers.get(found.provisioner)
         if driver is not None and driver.spec.storage_capacity:
             wanted.setdefault(found.name, []).append(requested_bytes(claim))
     for name, sizes in wanted.items():
@@ -258,7 +278,9 @@ def _capacity(
             for uid, (class_name, where, size) in world.promised_bytes.items()
             if class_name == name and where == node.name and all(claim.uid != uid for claim, _ in provision)
         )
-        shares = [_share_left(c, sizes, promised) for c in views.capacities(name) if _covers(c, node)]
+        shares = [
+            _share_left(c, sizes, promised) for c in caches.capacities.by(class_of_capacity, name) if _covers(c, node)
+        ]
         best = max(shares, default=-1.0)
         if best < 0:
             return 0.0, NO_SPACE
@@ -290,15 +312,15 @@ def _covers(capacity: CSIStorageCapacity, node: Node) -> bool:
         return False
 
 
-def _limit_reached(claims: PodClaims, node: Node, views: Views, world: SchedulerState) -> str:
+def _limit_reached(claims: PodClaims, node: Node, caches: Caches, world: SchedulerState) -> str:
     """Whether the pod's volumes would be more than the node's drivers can attach."""
-    wanted = _handles([*claims.bound, *claims.delayed], views)
+    wanted = _handles([*claims.bound, *claims.delayed], caches)
     if not wanted:
         return ""
-    csi_node = views.csi_node(node.name)
+    csi_node = caches.csi_nodes.get(node.name)
     installed = {driver.name: driver for driver in csi_node.spec.drivers} if csi_node is not None else {}
     for driver, handles in wanted.items():
-        described = views.driver(driver)
+        described = caches.drivers.get(driver)
         if driver not in installed:
             if described is not None and described.spec.prevent_pod_scheduling_if_missing:
                 return f"{driver} CSI driver is not installed on the node"
@@ -307,34 +329,34 @@ def _limit_reached(claims: PodClaims, node: Node, views: Views, world: Scheduler
         count = offered.count if offered is not None else None
         if count is None:
             continue
-        attached = _attached(driver, node, views, world)
+        attached = _attached(driver, node, caches, world)
         if not handles <= attached and len(attached | handles) > count:
             return TOO_MANY
     return ""
 
 
-def _attached(driver: str, node: Node, views: Views, world: SchedulerState) -> set[str]:
+def _attached(driver: str, node: Node, caches: Caches, world: SchedulerState) -> set[str]:
     """The handles of a driver's volumes that pods use on a node, or that are attached there."""
     use = world.uses.get(node.name)
-    placed = [claim for claim in map(views.claim, use.claims if use is not None else ()) if claim is not None]
-    found = _handles(placed, views).get(driver, set())
-    for attachment in views.attachments(node.name):
-        volume = views.pv(attachment.spec.source.persistent_volume_name or "")
+    placed = [claim for claim in map(caches.claims.get, use.claims if use is not None else ()) if claim is not None]
+    found = _handles(placed, caches).get(driver, set())
+    for attachment in caches.attachments_on(node.name):
+        volume = caches.volumes.get(attachment.spec.source.persistent_volume_name or "")
         if attachment.spec.attacher == driver and volume is not None and volume.spec.csi is not None:
             found.add(volume.spec.csi.volume_handle)
     return found
 
 
-def _handles(claims: Iterable[PersistentVolumeClaim], views: Views) -> dict[str, set[str]]:
+def _handles(claims: Iterable[PersistentVolumeClaim], caches: Caches) -> dict[str, set[str]]:
     """What claims need by driver; one without a volume yet counts as one volume of its class's provisioner."""
     found: dict[str, set[str]] = {}
     for claim in claims:
-        volume = views.pv(claim.spec.volume_name) if claim.spec.volume_name else None
+        volume = caches.volumes.get(claim.spec.volume_name) if claim.spec.volume_name else None
         if volume is not None:
             if volume.spec.csi is not None:
                 found.setdefault(volume.spec.csi.driver, set()).add(volume.spec.csi.volume_handle)
             continue
-        storage_class = views.storage_class(claim_class(claim))
+        storage_class = caches.classes.get(claim_class(claim))
         if storage_class is not None and storage_class.provisioner not in ("", NO_PROVISIONER):
             driver = MIGRATED_PLUGINS.get(storage_class.provisioner, storage_class.provisioner)
             found.setdefault(driver, set()).add(f"claim {claim.key}")

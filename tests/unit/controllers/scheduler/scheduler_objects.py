@@ -1,6 +1,6 @@
 """A cluster as the scheduler sees it, from lists, and pods that ask for a place in it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,66 +10,46 @@ from moorage.controllers.scheduler.plan import Nowhere, Placement, plan
 from moorage.controllers.scheduler.state import SchedulerState
 from moorage.kube.names import BIND_COMPLETED
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.kube.objects.storage import CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment
-from moorage.kube.volumes import claim_class, reference_key, volume_class
+from moorage.kube.objects.storage import CSIDriver, CSIStorageCapacity, StorageClass, VolumeAttachment
+from moorage.kube.volumes import node_attached_to
 
 GI = 2**30
 HOST = "kubernetes.io/hostname"
 
 
+class Table(dict[str, Any]):
+    """What an informer is to the scheduler: objects by key, iterated by value, with indexes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def by(self, keys: Callable[[Any], Iterable[str]], value: str) -> list[Any]:
+        return [obj for obj in self if value in keys(obj)]
+
+
 @dataclass
 class Cluster:
-    """The scheduler's views, as plain lists."""
+    """The scheduler's caches, as plain tables."""
 
-    node_list: list[Node] = field(default_factory=list)
-    claims: dict[str, PersistentVolumeClaim] = field(default_factory=dict)
-    volumes: dict[str, PersistentVolume] = field(default_factory=dict)
-    classes: dict[str, StorageClass] = field(default_factory=dict)
-    drivers: dict[str, CSIDriver] = field(default_factory=dict)
-    csi_nodes: dict[str, CSINode] = field(default_factory=dict)
-    capacity_list: list[CSIStorageCapacity] = field(default_factory=list)
-    attachment_list: list[VolumeAttachment] = field(default_factory=list)
+    nodes: Table = field(default_factory=Table)
+    claims: Table = field(default_factory=Table)
+    volumes: Table = field(default_factory=Table)
+    classes: Table = field(default_factory=Table)
+    drivers: Table = field(default_factory=Table)
+    csi_nodes: Table = field(default_factory=Table)
+    capacities: Table = field(default_factory=Table)
+    attachments: Table = field(default_factory=Table)
     world: SchedulerState = field(default_factory=SchedulerState)
 
-    def nodes(self) -> Iterable[Node]:
-        return self.node_list
-
-    def node(self, name: str) -> Node | None:
-        return next((node for node in self.node_list if node.name == name), None)
-
-    def claim(self, key: str) -> PersistentVolumeClaim | None:
-        return self.claims.get(key)
-
-    def pv(self, name: str) -> PersistentVolume | None:
-        return self.volumes.get(name)
-
-    def storage_class(self, name: str) -> StorageClass | None:
-        return self.classes.get(name)
-
-    def driver(self, name: str) -> CSIDriver | None:
-        return self.drivers.get(name)
-
-    def csi_node(self, name: str) -> CSINode | None:
-        return self.csi_nodes.get(name)
-
-    def volumes_for(self, claim: PersistentVolumeClaim) -> Iterable[PersistentVolume]:
-        for volume in self.volumes.values():
-            ref = volume.spec.claim_ref
-            if reference_key(ref) == claim.key if ref else volume_class(volume) == claim_class(claim):
-                yield volume
-
-    def capacities(self, class_name: str) -> Iterable[CSIStorageCapacity]:
-        return [capacity for capacity in self.capacity_list if capacity.storage_class_name == class_name]
-
-    def attachments(self, node: str) -> Iterable[VolumeAttachment]:
-        return [attachment for attachment in self.attachment_list if attachment.spec.node_name == node]
+    def attachments_on(self, node: str) -> list[VolumeAttachment]:
+        return self.attachments.by(node_attached_to, node)
 
     # Setting the scene
 
     def add_node(self, name: str, cpu: str = "4", pods: str = "10", labels: Any = None, **spec: Any) -> None:
         room = {"cpu": cpu, "memory": "8Gi", "pods": pods}
         meta = {"name": name, "labels": {HOST: name, **(labels or {})}}
-        self.node_list.append(made(Node, {"metadata": meta, "spec": spec, "status": {"allocatable": room}}))
+        self.nodes[name] = made(Node, {"metadata": meta, "spec": spec, "status": {"allocatable": room}})
 
     def add_class(self, name: str = "late", waits: bool = True, **fields: Any) -> None:
         mode = "WaitForFirstConsumer" if waits else "Immediate"
@@ -117,7 +97,7 @@ class Cluster:
             "capacity": amount,
             **more,
         }
-        self.capacity_list.append(made(CSIStorageCapacity, body))
+        self.capacities[f"{node}-{storage_class}-{len(self.capacities)}"] = made(CSIStorageCapacity, body)
 
     def reports_capacity(self) -> None:
         spec = {"storageCapacity": True}

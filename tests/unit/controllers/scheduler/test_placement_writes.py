@@ -8,6 +8,7 @@ from scheduler_objects import GI, Cluster, made, pod
 
 from moorage.controllers.scheduler.execute import PlacementFailed, Reservation, SchedulerExecutor
 from moorage.controllers.scheduler.plan import Placement
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict
 from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
@@ -53,16 +54,15 @@ class Scene:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.api, self.now = cluster, Api(cluster), 0.0
         self.events: list[tuple[str, str]] = []
-        self.executor = SchedulerExecutor(cluster.world, self, self.api, self, lambda: self.now, 600.0)  # type: ignore[arg-type]
+        writer = Writer(self.api, self)  # type: ignore[arg-type]
+        self.executor = SchedulerExecutor(cluster.world, self, self.api, writer, self, lambda: self.now, 600.0)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cluster, name)
 
-    def remember_claim(self, claim: PersistentVolumeClaim) -> None:
-        self.cluster.claims[claim.key] = claim
-
-    def remember_pv(self, volume: PersistentVolume) -> None:
-        self.cluster.volumes[volume.name] = volume
+    def remember(self, obj: PersistentVolumeClaim | PersistentVolume) -> None:
+        table = self.cluster.volumes if isinstance(obj, PersistentVolume) else self.cluster.claims
+        table[obj.key] = obj
 
     def normal(self, _: Pod, reason: str, message: str) -> None:
         self.events.append((reason, message))

@@ -13,7 +13,7 @@ from moorage.kube.objects.storage import CSIDriver, CSINode, VolumeAttachment
 def test_a_bound_volume_decides_the_node(cluster):
     cluster.add_bound("data", "b")
     assert cluster.node_for(pod("p", "data")) == "b"
-    cluster.node_list = [node for node in cluster.node_list if node.name != "b"]
+    del cluster.nodes["b"]
     expected = "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity."
     assert cluster.complaint(pod("p", "data")) == expected
 
@@ -82,7 +82,7 @@ def test_a_volume_that_is_gone_is_said_to_be_gone(cluster):
 
 def test_a_zone_label_on_a_volume_is_honoured(cluster):
     zone = "topology.kubernetes.io/zone"
-    cluster.node_list.clear()
+    cluster.nodes.clear()
     cluster.add_node("x", labels={zone: "one"})
     cluster.add_node("y", labels={zone: "two"})
     cluster.add_bound("data")
@@ -166,7 +166,7 @@ def test_a_volume_reserved_for_the_claim_is_the_only_one_and_only_where_it_is(cl
     found = cluster.place(pod("p", "data"))
     assert isinstance(found, Placement)
     assert (found.node.name, [volume.name for _, volume in found.fit.static]) == ("b", ["reserved"])
-    cluster.node_list = [node for node in cluster.node_list if node.name != "b"]
+    del cluster.nodes["b"]
     assert "didn't find available persistent volumes" in cluster.complaint(pod("p", "data"))
 
 
@@ -343,7 +343,7 @@ def test_attach_limits_count_pods_attachments_and_new_claims(cluster):
     for node in ("a", "b"):
         cluster.runs(node, f"runs-{node}", "one")
         spec = {"attacher": "csi.example.com", "nodeName": node, "source": {"persistentVolumeName": "pv-two"}}
-        cluster.attachment_list.append(made(VolumeAttachment, {"metadata": {"name": f"va-{node}"}, "spec": spec}))
+        cluster.attachments[f"va-{node}"] = made(VolumeAttachment, {"metadata": {"name": f"va-{node}"}, "spec": spec})
     assert cluster.node_for(pod("p", "three")) == "c"
     assert cluster.node_for(pod("p", "one", nodeSelector={HOST: "a"})) == "a"  # it is there already
     cluster.add_claim("new")
@@ -369,7 +369,7 @@ def test_only_attachments_of_the_driver_itself_count_against_its_limit(cluster):
     cluster.csi_nodes["a"] = made(CSINode, {"metadata": {"name": "a"}, "spec": {"drivers": drivers}})
     cluster.add_volume("theirs", csi={"driver": "other.example.com", "volumeHandle": "h"})
     spec = {"attacher": "other.example.com", "nodeName": "a", "source": {"persistentVolumeName": "theirs"}}
-    cluster.attachment_list.append(made(VolumeAttachment, {"metadata": {"name": "va"}, "spec": spec}))
+    cluster.attachments["va"] = made(VolumeAttachment, {"metadata": {"name": "va"}, "spec": spec})
     cluster.add_bound("one", "a")
     assert cluster.node_for(pod("p", "one")) == "a"
 
