@@ -65,6 +65,9 @@ class Cluster:
             self.informers[kind] = Informer(None, kind)  # type: ignore[arg-type,type-var]
         return self.informers[kind]
 
+    def remember(self, obj: Any) -> None:
+        self.of(type(obj)).remember(obj)
+
     def meta(self, name: str, namespace: str = "") -> Meta:
         self.revision += 1
         annotations = {MANAGED_ATTACH: "true"}

@@ -1,16 +1,15 @@
-"""Carries out what `plan.py` decided, and turns the answers of the API server and the attacher into outcomes.
+"""Carry out what `plan.py` decided, and record what the API server and the attacher answered.
 
 Owns: the order of writes of an attach and a detach, judging a VolumeAttachment, and the events on pods.
-May not touch: when something is to be done; that is `plan.py`'s.
-Start reading at: `Executor.begin`, `Executor.judge`.
+Start reading at: `AttachExecutor.begin`, `AttachExecutor.judge`.
 
-A detach writes in this order: the node's status no longer lists the volume, the node's live status is asked whether it
-is in use, the VolumeAttachment is deleted. An operation ends when the VolumeAttachment says so, not when our request
-does: `judge` is called for each change of it.
+A detach goes in this order: the node's status stops listing the volume, the node's live status is checked for volumes
+in use, the VolumeAttachment is deleted. An operation ends when the VolumeAttachment says so, not when our request is
+answered: `judge` is called for each change of it.
 """
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from moorage.controllers.attachdetach.plan import (
     Attach,
@@ -24,11 +23,12 @@ from moorage.controllers.attachdetach.plan import (
     Warn,
     Withdraw,
 )
-from moorage.controllers.attachdetach.populate import Views
-from moorage.controllers.attachdetach.report import Spawn, StatusApi, StatusReporter
+from moorage.controllers.attachdetach.report import Spawn, StatusReporter
+from moorage.controllers.attachdetach.requests import AttachRequests
 from moorage.controllers.attachdetach.state import AttachBackoff, AttachPhase, AttachState, TrackedVolume, attachment_of
+from moorage.kube.cache.caches import Caches
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound, Unavailable
-from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import ObjectReference
 from moorage.kube.objects.storage import VolumeAttachment
 from moorage.kube.volumes import NodeName, VolumeName, driver_and_handle
@@ -37,47 +37,28 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 
-class AttachApi(StatusApi, Protocol):
-    """The requests of this controller. What they return or learn, the views know before they return."""
-
-    async def create_attachment(self, name: str, driver: str, node: str, pv_name: str) -> None: ...
-
-    async def delete_attachment(self, name: str) -> None: ...
-
-    async def refresh_attachment(self, name: str) -> None:
-        """Ask the server for the object and let the views know it."""
-
-    async def live_node(self, name: str) -> Node | None: ...
-
-
-class Events(Protocol):
-    def normal(self, about: ObjectReference, reason: str, message: str) -> None: ...
-
-    def warning(self, about: ObjectReference, reason: str, message: str) -> None: ...
-
-
 class AttachExecutor:
-    """Starts actions and records their outcomes in the world."""
+    """Starts actions and records their outcomes in the state."""
 
     def __init__(
         self,
         world: AttachState,
-        views: Views,
-        api: AttachApi,
-        events: Events,
+        caches: Caches,
+        requests: AttachRequests,
+        events: Recorder,
         clock: Callable[[], float],
         limits: AttachLimits,
     ) -> None:
         self._world = world
-        self._views = views
-        self._api = api
+        self._caches = caches
+        self._requests = requests
         self._events = events
         self._clock = clock
         self._limits = limits
-        self.reporter = StatusReporter(world, api, clock)
+        self.reporter = StatusReporter(world, requests, clock)
 
     def begin(self, actions: Iterable[AttachAction], spawn: Spawn) -> None:
-        """Start each action; those that need the API run on as tasks."""
+        """Start each action. Those that send requests run on as tasks."""
         for action in actions:
             self._begin_one(action, spawn)
         self.reporter.begin(spawn)
@@ -87,13 +68,13 @@ class AttachExecutor:
         match action:
             case Attach(volume, node):
                 world.attach_begins(volume, node, now)
-                spawn(self._surely(self._attach(volume, node), "attach", volume, node), f"attach-{volume}-{node}")
+                spawn(self._run_guarded(self._attach(volume, node), "attach", volume, node), f"attach-{volume}-{node}")
             case Withdraw(volume, node):
                 world.leave(volume, node)
             case Detach(volume, node, verify):
                 world.detach_begins(volume, node, now)
                 work = self._detach(volume, node, verify)
-                spawn(self._surely(work, "detach", volume, node), f"detach-{volume}-{node}")
+                spawn(self._run_guarded(work, "detach", volume, node), f"detach-{volume}-{node}")
             case AwaitUnmount(volume, node):
                 world.volumes[volume].attachments[node].detach_wanted_at = now
                 world.wake_at(now + self._limits.force_after_s + 0.001, volume)
@@ -106,10 +87,10 @@ class AttachExecutor:
             case Warn():
                 self._warn(action)
 
-    async def _surely(
+    async def _run_guarded(
         self, work: Coroutine[Any, Any, None], operation: str, volume: VolumeName, node: NodeName
     ) -> None:
-        """Run an operation to an end that the world knows of, even if it is a mistake of ours."""
+        """Run an operation, and record a failure even if it raises an unexpected exception."""
         try:
             await work
         except Exception:
@@ -120,12 +101,12 @@ class AttachExecutor:
     async def _attach(self, volume: VolumeName, node: NodeName) -> None:
         name, known = attachment_of(volume, node), self._world.volumes[volume]
         try:
-            if self._views.attachment(name) is None:
-                await self._api.create_attachment(name, known.driver, node, known.pv_name)
+            if self._caches.attachments.get(name) is None:
+                await self._requests.create_attachment(name, known.driver, node, known.pv_name)
         except AlreadyExists:
             await self._adopt(name)
         except ApiError as error:
-            if isinstance(error, Unavailable):  # it may have been made, and may turn up later
+            if isinstance(error, Unavailable):  # it may have been created all the same
                 self._world.in_doubt[name] = (volume, node)
             self._end_request(volume, node)
             self._fail_attach(volume, node, str(error))
@@ -134,11 +115,11 @@ class AttachExecutor:
         self.judge(volume, node)
 
     async def _adopt(self, name: str) -> None:
-        """Learn of an attachment that is there already; when that fails, the watch will tell of it."""
+        """Cache an attachment that exists already. If that fails, the watch will report it."""
         try:
-            await self._api.refresh_attachment(name)
+            await self._requests.refresh_attachment(name)
         except ApiError as error:
-            log.debug("attachment is not seen yet", name=name, reason=str(error))
+            log.debug("attachment is not cached yet", name=name, reason=str(error))
 
     async def _detach(self, volume: VolumeName, node: NodeName, verify: bool) -> None:
         name = attachment_of(volume, node)
@@ -155,23 +136,23 @@ class AttachExecutor:
         self.judge(volume, node)
 
     async def _is_in_use(self, volume: VolumeName, node: NodeName) -> bool:
-        live = await self._api.live_node(node)
+        live = await self._requests.live_node(node)
         return live is not None and volume in live.status.volumes_in_use
 
     async def _delete(self, name: str) -> None:
         try:
-            await self._api.delete_attachment(name)
-            if self._views.attachment(name) is None:  # not heard of yet, but there: learn whether it goes at once
-                await self._api.refresh_attachment(name)
+            await self._requests.delete_attachment(name)
+            if self._caches.attachments.get(name) is None:  # not cached, but it existed: check whether it is gone
+                await self._requests.refresh_attachment(name)
         except NotFound:
-            log.debug("attachment was gone already", name=name)  # if the views still have it, they will hear of it
+            log.debug("attachment was gone already", name=name)  # if it is still cached, its DELETED event follows
 
     def judge(self, volume: VolumeName, node: NodeName) -> None:
-        """Look at a pair's VolumeAttachment and conclude what it means for the state the pair is in."""
+        """Update the state of a volume on a node from its VolumeAttachment."""
         attachment = self._world.attachment(volume, node)
         if attachment is None or attachment.is_executing:
             return
-        found = self._views.attachment(attachment_of(volume, node))
+        found = self._caches.attachments.get(attachment_of(volume, node))
         match attachment.state:
             case AttachPhase.ATTACHING:
                 self._judge_attaching(volume, node, found)
@@ -180,7 +161,7 @@ class AttachExecutor:
             case AttachPhase.ATTACHED if found is not None and found.status.attached:
                 attachment.doubted_at = None
             case AttachPhase.ATTACHED if attachment.doubted_at is None:
-                # Not believed at once: an attacher that reconciles may say so for a moment.
+                # Verify later: an attacher that reconciles may report this for a moment.
                 attachment.doubted_at = self._clock()
                 self._world.wake_at(self._clock() + self._limits.verify_s, volume)
             case AttachPhase.UNCERTAIN | AttachPhase.LEAVING if found is not None and found.status.attached:
@@ -189,19 +170,17 @@ class AttachExecutor:
                 self._world.dirty.add(volume)
 
     def attachment_gone(self, volume: VolumeName, node: NodeName) -> None:
-        """The VolumeAttachment was seen to go: whatever was uncertain no longer is."""
+        """Record that the VolumeAttachment is gone, which ends every uncertainty."""
         attachment = self._world.attachment(volume, node)
         if attachment is None or attachment.is_executing:
             return
         if attachment.state is AttachPhase.ATTACHED:
             self.judge(volume, node)
-        elif (
-            attachment.state is not AttachPhase.ATTACHING
-        ):  # one that is being attached is waited for until its time is up
+        elif attachment.state is not AttachPhase.ATTACHING:  # an attach is awaited until it times out
             self._world.detached(volume, node)
 
     def _verify(self, volume: VolumeName, node: NodeName) -> None:
-        found = self._views.attachment(attachment_of(volume, node))
+        found = self._caches.attachments.get(attachment_of(volume, node))
         log.warning("attached volume lost its attachment", volume=volume, node=node)
         if found is None:
             self._world.detached(volume, node)
@@ -279,7 +258,7 @@ def _pods(volume: TrackedVolume, node: NodeName) -> list[ObjectReference]:
 
 
 def _held_by(pod: ObjectReference, holders: list[ObjectReference]) -> str:
-    """Who has the volume, in words that tell nobody the names of pods in other namespaces."""
+    """Describe the holders of the volume without naming pods of other namespaces."""
     if not holders:
         return (
             "Volume is already exclusively attached to one node, "

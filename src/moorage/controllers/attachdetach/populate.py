@@ -1,17 +1,16 @@
-"""Fills the world from what the API server says about pods, claims, volumes, nodes and drivers.
+"""Fill the state from the caches of pods, claims, volumes, nodes and drivers.
 
-Owns: resolving a pod's volumes to attachable CSI volumes, and rebuilding the world after a start.
-May not touch: the API (it reads through `Views`), and the outcome of operations, which is `execute.py`'s.
+Owns: resolving a pod's volumes to attachable CSI volumes, and rebuilding the state after a start. The outcome of
+operations is recorded by `execute.py`.
 Start reading at: `Populator.rebuild`, `Populator.pod_changed`.
 
-A volume that a pod was seen to want stays wanted until the pod ends, whatever becomes of the claim in between: what is
-mounted cannot be unwished.
+A volume stays desired until its pod ends, even if its claim is deleted: it may still be mounted.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 from moorage.controllers.attachdetach.state import AttachState
+from moorage.kube.cache.caches import Caches
 from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
 from moorage.kube.objects.meta import reference_to
@@ -21,37 +20,17 @@ from moorage.kube.volumes import NodeName, VolumeName, csi_volume_name, driver_a
 _SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
 
-class Views(Protocol):
-    """What the informers know; None where they know of no such object."""
-
-    def claim(self, key: str) -> PersistentVolumeClaim | None: ...
-
-    def pv(self, name: str) -> PersistentVolume | None: ...
-
-    def driver(self, name: str) -> CSIDriver | None: ...
-
-    def node(self, name: str) -> Node | None: ...
-
-    def attachment(self, name: str) -> VolumeAttachment | None: ...
-
-    def pods(self) -> Iterable[Pod]: ...
-
-    def pods_of_claim(self, key: str) -> Iterable[Pod]: ...
-
-    def pods_on_node(self, name: str) -> Iterable[Pod]: ...
-
-
 class Populator:
-    """Turns each change that the informers report into a change of the world."""
+    """Turns each change of a cached object into a change of the state."""
 
-    def __init__(self, world: AttachState, views: Views, clock: Callable[[], float], recheck_s: float) -> None:
+    def __init__(self, world: AttachState, caches: Caches, clock: Callable[[], float], recheck_s: float) -> None:
         self._world = world
-        self._views = views
+        self._caches = caches
         self._clock = clock
         self._recheck_s = recheck_s
 
     def rebuild(self, nodes: Iterable[Node], attachments: Iterable[VolumeAttachment]) -> None:
-        """Take in everything after a start: what nodes list is attached, what else has an object is uncertain."""
+        """Rebuild the state after a start: volumes that nodes list are attached, other attachments are uncertain."""
         for node in nodes:
             self.node_changed(None, node)
             for listed in node.status.volumes_attached:
@@ -61,12 +40,12 @@ class Populator:
             found = self.pair_of(attachment)
             if found is not None:
                 self._world.found_attachment(*found)
-        for pod in self._views.pods():
+        for pod in self._caches.pods:
             self.pod_changed(None, pod)
 
     def pair_of(self, attachment: VolumeAttachment) -> tuple[VolumeName, NodeName] | None:
-        """The volume and node that an attachment object is about; None for inline sources and unknown volumes."""
-        pv = self._views.pv(attachment.spec.source.persistent_volume_name or "")
+        """Return the volume and node of an attachment. Returns None for inline sources and unknown volumes."""
+        pv = self._caches.volumes.get(attachment.spec.source.persistent_volume_name or "")
         if pv is None or pv.spec.csi is None or not attachment.spec.node_name:
             return None
         csi = pv.spec.csi
@@ -84,7 +63,7 @@ class Populator:
 
     def claim_changed(self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         if new is not None and new.status.phase == "Bound":
-            self._add_pods(self._views.pods_of_claim(new.key))
+            self._add_pods(self._caches.pods_using(new.key))
 
     def pv_changed(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
         if new is None or new.spec.csi is None:
@@ -95,26 +74,26 @@ class Populator:
             self._world.dirty.add(known.name)
         claim = new.spec.claim_ref
         if claim is not None:
-            self._add_pods(self._views.pods_of_claim(f"{claim.namespace}/{claim.name}"))
+            self._add_pods(self._caches.pods_using(f"{claim.namespace}/{claim.name}"))
 
     def driver_changed(self, old: CSIDriver | None, new: CSIDriver | None) -> None:
-        """A driver now needs attaching, or no longer does: look at its pods, but not at once.
+        """Recheck the driver's pods later if it now requires attaching, or no longer does.
 
-        A driver's object is replaced by deleting and creating it; detaching in between would pull volumes from under
-        running pods.
+        Not at once: a CSIDriver is replaced by deleting and creating it, and detaching in between would take volumes
+        away from running pods.
         """
         if requires_attach(old) != requires_attach(new):
             name = new.name if new is not None else old.name if old is not None else ""
             self._world.wake_driver_at(self._clock() + self._recheck_s, name)
 
     def recheck_driver(self, name: str) -> None:
-        if not requires_attach(self._views.driver(name)):
+        if not requires_attach(self._caches.drivers.get(name)):
             for volume in [v for v in self._world.volumes.values() if v.driver == name]:
                 for wish in list(volume.wanted.values()):
                     for uid in list(wish.pods):
                         self._world.unwant(uid, volume.name)
         else:
-            self._add_pods(self._views.pods())
+            self._add_pods(self._caches.pods)
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
@@ -123,7 +102,7 @@ class Populator:
             known.exists = known.is_ready = known.is_out_of_service = False
             known.listed = frozenset()
             self._world.dirty |= known.volumes
-            for name in known.volumes:  # what it used when it was last heard of is all that it will ever say
+            for name in known.volumes:  # a deleted node reports no more
                 self._world.volumes[name].attachments[known.name].assumed_in_use = False
             if not known.volumes and not known.wishes:
                 del self._world.nodes[known.name]
@@ -151,15 +130,15 @@ class Populator:
             self._take_managed(new)
 
     def _take_managed(self, node: Node) -> None:
-        """Pods that came after the node are attached to at once; older ones had attached by themselves, so later."""
-        pods = list(self._views.pods_on_node(node.name))
+        """Attach for pods that are newer than the node at once, for older ones later: their kubelet attached before."""
+        pods = list(self._caches.pods_on(node.name))
         newer = [pod for pod in pods if pod.version > node.version]
         self._add_pods(newer)
         if len(newer) < len(pods):
             self._world.wake_pods_at(self._clock() + self._recheck_s, NodeName(node.name))
 
     def recheck_node(self, name: NodeName) -> None:
-        self._add_pods(self._views.pods_on_node(name))
+        self._add_pods(self._caches.pods_on(name))
 
     def _take_listing(self, old: Node | None, new: Node) -> None:
         if old is not None and old.status.volumes_attached == new.status.volumes_attached:
@@ -173,7 +152,7 @@ class Populator:
         if old is None:
             self._world.dirty_nodes.add(known.name)
         elif known.listed != frozenset(self._world.listing(known.name)):
-            # Somebody else wrote it; Kubernetes would leave it until its next own write, we put it right later.
+            # Another writer changed it. Kubernetes corrects it with its next own write, we after a while.
             self._world.wake_node_at(self._clock() + self._recheck_s, known.name)
 
     def _add_pods(self, pods: Iterable[Pod]) -> None:
@@ -200,19 +179,19 @@ class Populator:
             claim = self._claim_of(pod, volume)
             if claim is None or claim.status.phase != "Bound" or not claim.spec.volume_name:
                 continue
-            pv = self._views.pv(claim.spec.volume_name)
+            pv = self._caches.volumes.get(claim.spec.volume_name)
             if pv is None or pv.spec.claim_ref is None or pv.spec.claim_ref.uid != claim.uid:
                 continue
             csi = pv.spec.csi
-            if csi and csi.driver and csi.volume_handle and requires_attach(self._views.driver(csi.driver)):
+            if csi and csi.driver and csi.volume_handle and requires_attach(self._caches.drivers.get(csi.driver)):
                 yield pv
 
     def _claim_of(self, pod: Pod, volume: PodVolume) -> PersistentVolumeClaim | None:
         if volume.persistent_volume_claim is not None:
-            return self._views.claim(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
+            return self._caches.claims.get(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
         if volume.ephemeral is None:
             return None
-        claim = self._views.claim(f"{pod.namespace}/{pod.name}-{volume.name}")
+        claim = self._caches.claims.get(f"{pod.namespace}/{pod.name}-{volume.name}")
         owners = claim.metadata.owner_references if claim is not None else []
         return claim if any(owner.controller and owner.uid == pod.uid for owner in owners) else None
 

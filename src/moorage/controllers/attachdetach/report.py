@@ -1,13 +1,13 @@
-"""Keeps each node's status.volumesAttached equal to what the world says is attached there.
+"""Keep each node's status.volumesAttached equal to what the state says is attached there.
 
-Owns: writing that list, one write at a time for a node.
-May not touch: what is attached; it reads `World.listing`.
+Owns: writing `AttachState.listing`, one write at a time for a node.
 Start reading at: `StatusReporter.begin`.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from moorage.controllers.attachdetach.requests import AttachRequests
 from moorage.controllers.attachdetach.state import AttachState
 from moorage.kube.errors import ApiError
 from moorage.kube.volumes import NodeName
@@ -20,22 +20,17 @@ _RETRY_S = 0.5
 Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
-class StatusApi(Protocol):
-    async def list_attached(self, node: NodeName, entries: Sequence[tuple[str, str]]) -> None:
-        """Write the list into the node's status, and let the views know; a node that is gone needs none."""
-
-
 class StatusReporter:
-    """One writer for all nodes; writes for different nodes run side by side."""
+    """Writes the lists of all nodes, those of different nodes in parallel."""
 
-    def __init__(self, world: AttachState, api: StatusApi, clock: Callable[[], float]) -> None:
+    def __init__(self, world: AttachState, requests: AttachRequests, clock: Callable[[], float]) -> None:
         self._world = world
-        self._api = api
+        self._requests = requests
         self._clock = clock
         self._writing: set[NodeName] = set()
 
     def begin(self, spawn: Spawn) -> None:
-        """Start a write for every node that changed, except where one is under way; that one goes round again."""
+        """Start a write for every node that changed. A write in flight repeats until the list is right."""
         for node in sorted(self._world.dirty_nodes - self._writing):
             self._world.dirty_nodes.discard(node)
             if self._is_due(node):
@@ -43,14 +38,14 @@ class StatusReporter:
                 spawn(self._write_until_equal(node), f"report-{node}")
 
     async def _write(self, node: NodeName) -> bool:
-        """Write the list of one node now; False when that failed."""
+        """Write the list of one node. Returns False if that failed."""
         known = self._world.nodes.get(node)
         if known is None or not known.exists:
             return True
         wanted = self._world.listing(node)
         entries = [*known.foreign, *((name, "") for name in wanted)]
         try:
-            await self._api.list_attached(node, entries)
+            await self._requests.list_attached(node, entries)
         except ApiError as error:
             log.warning("node status was not written", node=node, reason=str(error))
             return False

@@ -82,8 +82,7 @@ async def run(
     Nothing starts before every watched cache, and every cache in `reads`, is complete: an object that is not cached
     yet must not be taken for one that does not exist.
     """
-    for cache in {id(cache): cache for cache in (*(watch.cache for watch in watches), *reads)}.values():
-        await cache.wait_synced()
+    await wait_synced(*(watch.cache for watch in watches), *reads)
     for controller in controllers:
         controller.queue.reset()
     with subscribed(watches):
@@ -102,6 +101,12 @@ def subscribed(watches: Sequence[Watch[Any]]) -> Iterator[None]:
         for watch in watches:
             subscriptions.enter_context(watch.cache.subscription(watch.on_change, replay=watch.replay))
         yield
+
+
+async def wait_synced(*caches: Informer[Any]) -> None:
+    """Return when each of the caches has taken in its first list."""
+    for cache in caches:
+        await cache.wait_synced()
 
 
 async def _repeat(resync: Resync) -> None:

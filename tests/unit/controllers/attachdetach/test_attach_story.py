@@ -25,7 +25,7 @@ GONE = "2026-01-01T00:00:00Z"
 
 
 class Cluster:
-    """Views, API and recorder in one: requests take effect at once, and the views know."""
+    """Caches, API and recorder in one: requests take effect at once, and the caches have the result."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -42,30 +42,16 @@ class Cluster:
         self.populator = Populator(self.world, self, lambda: self.now, 60.0)
         self.executor = AttachExecutor(self.world, self, self, self, lambda: self.now, self.limits)
 
-    # Views
+    # Caches
 
-    def claim(self, key: str) -> PersistentVolumeClaim | None:
-        return self.claims.get(key)
-
-    def pv(self, name: str) -> PersistentVolume | None:
-        return self.volumes.get(name)
-
-    def driver(self, name: str) -> CSIDriver | None:
-        return self.drivers.get(name)
-
-    def node(self, name: str) -> Node | None:
-        return self.nodes.get(name)
-
-    def attachment(self, name: str) -> VolumeAttachment | None:
-        return self.attachments.get(name)
-
+    @property
     def pods(self) -> Iterable[Pod]:
         return self.all_pods.values()
 
-    def pods_of_claim(self, key: str) -> Iterable[Pod]:
+    def pods_using(self, key: str) -> Iterable[Pod]:
         return self.all_pods.values()
 
-    def pods_on_node(self, name: str) -> Iterable[Pod]:
+    def pods_on(self, name: str) -> Iterable[Pod]:
         return [pod for pod in self.all_pods.values() if pod.spec.node_name == name]
 
     # Requests
@@ -85,7 +71,7 @@ class Cluster:
             del self.attachments[name]
 
     async def refresh_attachment(self, name: str) -> None:
-        """Nothing to do: the views are the cluster itself."""
+        """Nothing to do: the caches are the cluster itself."""
 
     async def live_node(self, name: str) -> Node | None:
         self.requests.append("get node")

@@ -22,10 +22,12 @@ from tests.support.examples import examples
 from moorage.controllers.attachdetach.execute import AttachExecutor
 from moorage.controllers.attachdetach.plan import AttachLimits
 from moorage.controllers.attachdetach.populate import Populator
-from moorage.controllers.attachdetach.run import AttachDetachController, InformerViews
+from moorage.controllers.attachdetach.run import AttachDetachController
 from moorage.controllers.attachdetach.state import AttachState
 from moorage.kube.api.client import WatchEvent
+from moorage.kube.cache.caches import Caches
 from moorage.kube.cache.informer import Informer
+from moorage.kube.control.controller import subscribed
 from moorage.kube.errors import AlreadyExists, NotFound, Unavailable
 from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
@@ -98,8 +100,8 @@ class Request:
 class PlayedApi:
     """The controller's requests, each a step of the play."""
 
-    def __init__(self, server: Server, views: InformerViews, on_delete: Any) -> None:
-        self._server, self._views, self._on_delete = server, views, on_delete
+    def __init__(self, server: Server, caches: Caches, on_delete: Any) -> None:
+        self._server, self._caches, self._on_delete = server, caches, on_delete
 
     async def create_attachment(self, name: str, driver: str, node: str, pv_name: str) -> None:
         spec = {"attacher": driver, "nodeName": node, "source": {"persistentVolumeName": pv_name}}
@@ -109,7 +111,7 @@ class PlayedApi:
                 raise AlreadyExists(409, "AlreadyExists", name)
             return self._server.put(VolumeAttachment, {"metadata": {"name": name}, "spec": spec, "status": {}})
 
-        self._views.attachment_informer.remember(await Request(effect))
+        self._caches.attachments.remember(await Request(effect))
 
     async def delete_attachment(self, name: str) -> None:
         def effect() -> None:
@@ -129,12 +131,12 @@ class PlayedApi:
     async def refresh_attachment(self, name: str) -> None:
         found = await Request(lambda: self._live(VolumeAttachment, name))
         if found is not None:
-            self._views.attachment_informer.remember(found)
+            self._caches.attachments.remember(found)
 
     async def live_node(self, name: str) -> Node | None:
         found = await Request(lambda: self._live(Node, name))
         if found is not None:
-            self._views.node_informer.remember(found)
+            self._caches.nodes.remember(found)
         return found
 
     async def list_attached(self, node: str, entries: Sequence[tuple[str, str]]) -> None:
@@ -147,7 +149,7 @@ class PlayedApi:
 
         written = await Request(effect)
         if written is not None:
-            self._views.node_informer.remember(written)
+            self._caches.nodes.remember(written)
 
     def _live(self, kind: type, name: str) -> Any:
         found = self._server.objects[kind].get(name)
@@ -161,6 +163,7 @@ class Running:
     controller: AttachDetachController
     informers: dict[type, Informer[Any]]
     seen: dict[type, int]
+    following: Any  # its subscriptions, which end when nothing holds them
     tasks: list[tuple[Coroutine[Any, Any, None], Request]] = field(default_factory=list)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -209,15 +212,17 @@ class Play(RuleBasedStateMachine):
             informer = informers[kind] = Informer(None, kind)  # type: ignore[arg-type,type-var]
             found = [self.server.read(kind, document) for document in self.server.objects[kind].values()]
             informer._replace({obj.key: obj for obj in found}, self.server.revision)
-        views = InformerViews(SimpleNamespace(of=informers.__getitem__))  # type: ignore[arg-type]
+        caches = Caches(SimpleNamespace(of=informers.__getitem__))  # type: ignore[arg-type]
         world, limits, clock = AttachState(), AttachLimits(), lambda: self.now
         events = SimpleNamespace(normal=lambda *_: None, warning=lambda *_: None)
-        api = PlayedApi(self.server, views, self.check_deletion)
-        executor = AttachExecutor(world, views, api, events, clock, limits)  # type: ignore[arg-type]
-        populator = Populator(world, views, clock, 60.0)
-        controller = AttachDetachController(world, views, populator, executor, limits, clock)
-        controller._subscribe()
-        self.life = Running(controller, informers, {kind: len(self.server.log[kind]) for kind in KINDS})
+        api = PlayedApi(self.server, caches, self.check_deletion)
+        executor = AttachExecutor(world, caches, api, events, clock, limits)  # type: ignore[arg-type]
+        populator = Populator(world, caches, clock, 60.0)
+        controller = AttachDetachController(world, caches, populator, executor, limits, clock)
+        controller.rebuild()
+        following = subscribed(controller.watches())
+        following.__enter__()
+        self.life = Running(controller, informers, {kind: len(self.server.log[kind]) for kind in KINDS}, following)
 
     def check_deletion(self, attachment: dict[str, Any]) -> None:
         """A detach on a healthy node never pulls a mounted volume."""
