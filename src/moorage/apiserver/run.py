@@ -16,6 +16,7 @@ import msgspec
 from moorage.apiserver.access.authentication import Authenticator
 from moorage.apiserver.access.authorization import Authorizer
 from moorage.apiserver.access.default_roles import default_bindings, default_roles
+from moorage.apiserver.access.node_tls import NodeTls
 from moorage.apiserver.access.pki import ServerIdentity, known_identity, make_apart, write_private
 from moorage.apiserver.access.rbac import GROUP as RBAC_GROUP
 from moorage.apiserver.access.rbac import RbacIndex
@@ -102,7 +103,7 @@ class ApiServer:
         self.authorizer = Authorizer(RbacIndex(self.store), config.enforces_rbac)
         self.metrics = ServerMetrics()
         handlers = Handlers(
-            KubeletProxy(self.store, self.identity.admin),
+            KubeletProxy(self.store, NodeTls(self.identity.node_client, self.identity.ca)),
             (PodVerbs(self.resources, self.registry), Reviews(self.store, authenticator, self.authorizer)),
             ObjectHandler(self.resources),
             Pages(self.registry, self.store, self.metrics),

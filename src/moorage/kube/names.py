@@ -41,6 +41,7 @@ ATTACHER_NODE_ID: Final = "csi.alpha.kubernetes.io/node-id"
 CSI_NODE_IDS: Final = "csi.volume.kubernetes.io/nodeid"
 CSI_NODE_MIGRATED: Final = "storage.alpha.kubernetes.io/migrated-plugins"
 MIRROR_POD: Final = "kubernetes.io/config.mirror"
+SERVING_CERTIFICATE: Final = "moorage.dev/serving-certificate"  # of a Node: its agent's, DER in base64
 
 # Finalizers.
 CLAIM_PROTECTION: Final = "kubernetes.io/pvc-protection"

@@ -16,9 +16,10 @@ from typing import Any
 
 from moorage import __version__
 from moorage.host.boot import boot_id
+from moorage.kube import names
 from moorage.kube.api.client import Client, PatchType
 from moorage.kube.cache.informer import Informer
-from moorage.kube.errors import AlreadyExists, ApiError, NotFound
+from moorage.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound
 from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.meta import micro_timestamp_text, timestamp_text
 from moorage.kube.objects.storage import CSINode
@@ -47,6 +48,7 @@ class NodeFacts:
     address: str
     port: int
     labels: dict[str, str] = field(default_factory=dict)
+    certificate: str = ""  # of the agent's endpoint, DER in base64
 
 
 class NodeObject:
@@ -99,7 +101,22 @@ class NodeObject:
         except AlreadyExists:
             node = await self._client.patch(Node, self._facts.name, {"metadata": meta}, how=PatchType.STRATEGIC)
         self._uid = node.uid
+        await self._publish_certificate(node)
         return await self._write_status(node)
+
+    async def _publish_certificate(self, node: Node) -> None:
+        """Record the endpoint's certificate in the Node: Moorage's API server connects to no other.
+
+        This needs the verb `attest` on the Node. Without it pods run, but logs and exec do not reach this node.
+        """
+        known = node.metadata.annotations.get(names.SERVING_CERTIFICATE, "")
+        if known == self._facts.certificate:
+            return
+        meta = {"annotations": {names.SERVING_CERTIFICATE: self._facts.certificate}}
+        try:
+            await self._client.patch(Node, self._facts.name, {"metadata": meta})
+        except Forbidden as error:
+            log.warning("certificate is not published", node=self._facts.name, reason=str(error))
 
     def set_ready(self, ready: bool, reason: str = "KubeletReady", message: str = "the node agent is ready") -> None:
         self._ready = (ready, reason, message)

@@ -195,7 +195,8 @@ async def run(config: AgentConfig, stop: asyncio.Event) -> None:
 
 async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> None:
     config = agent.config
-    facts = NodeFacts(config.node_name, config.root, config.address, agent.endpoint.port, config.labels)
+    endpoint = agent.endpoint
+    facts = NodeFacts(config.node_name, config.root, config.address, endpoint.port, config.labels, endpoint.certificate)
     published = NodeDrivers(agent.client, config.node_name)
     plugins = PluginManager(
         agent.layout.registry, agent.registry, published, refresh_period_s=lambda name: _refresh_period(agent, name)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.root
 READ, WATCH, WRITE = ["get"], ["get", "list", "watch"], ["create", "get", "update", "patch", "delete"]
 RULES = [
     ("", ["nodes", "pods"], WATCH),
-    ("", ["nodes"], ["create", "update", "patch"]),
+    ("", ["nodes"], ["create", "update", "patch", "attest"]),
     ("", ["pods"], ["create", "delete"]),
     ("", ["nodes/status", "pods/status", "persistentvolumeclaims/status"], ["update", "patch"]),
     ("", ["configmaps", "secrets", "persistentvolumeclaims", "persistentvolumes"], READ),

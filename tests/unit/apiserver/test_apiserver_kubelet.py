@@ -18,7 +18,7 @@ async def node(api):
         who = dict(part[0] for part in certificate["subject"])
         if request.query.get("tailLines") == "-1":
             return web.Response(status=422, text="tailLines: must not be negative")
-        return web.Response(text=f"{request.match_info['container']} {request.query_string} {who['organizationName']}")
+        return web.Response(text=f"{request.match_info['container']} {request.query_string} {who['commonName']}")
 
     async def run(request):
         socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io",))
@@ -70,7 +70,7 @@ async def test_logs_come_from_the_node_and_it_knows_who_asks(api, node):
     assert "not scheduled" in (await api("GET", f"{PODS}/p/log", expect=400))["message"]
     await bind(api)
     async with api.session.get(f"{PODS}/p/log?tailLines=5&container=a") as response:
-        assert await response.text() == "a tailLines=5 system:masters"
+        assert await response.text() == "a tailLines=5 moorage-apiserver"
     await api("GET", f"{PODS}/p/log?container=b", expect=400)
     await api("GET", f"{PODS}/none/log", expect=404)
 

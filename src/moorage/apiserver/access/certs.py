@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from moorage.apiserver.access.pki import CertificateFacts, ServerIdentity, write_private
+from moorage.apiserver.access.pki import NODE_CLIENT, CertificateFacts, ServerIdentity, write_private
 
 _TEN_YEARS = timedelta(days=3650)
 
@@ -31,6 +31,8 @@ def make_missing(identity: ServerIdentity, hosts: tuple[str, ...]) -> None:
     if not all(path.exists() for path in identity.admin):
         subject = _name("moorage-admin", "system:masters")
         _issue(directory, "admin", subject, None, ExtendedKeyUsageOID.CLIENT_AUTH)
+    if not all(path.exists() for path in identity.node_client):
+        _issue(directory, "node-client", _name(NODE_CLIENT), None, ExtendedKeyUsageOID.CLIENT_AUTH)
     if not identity.signing_key.exists():
         write_private(identity.signing_key, _private_bytes(ec.generate_private_key(ec.SECP256R1())))
     _issue(directory, "server", _name("moorage-apiserver"), hosts, ExtendedKeyUsageOID.SERVER_AUTH)

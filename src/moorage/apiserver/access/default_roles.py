@@ -4,6 +4,7 @@ Owns: their names and rules, after those of Kubernetes, for the kinds that this 
 Start reading at: `default_roles`.
 """
 
+from moorage.apiserver.access.pki import NODE_CLIENT
 from moorage.apiserver.access.rbac import GROUP
 from moorage.apiserver.kinds.registry import Object
 
@@ -26,6 +27,9 @@ system:persistent-volume-provisioner | get list watch update | - | persistentvol
 system:persistent-volume-provisioner | get list watch | storage.k8s.io | storageclasses
 system:persistent-volume-provisioner | watch | - | events
 system:persistent-volume-provisioner | create patch update | - | events
+system:kubelet-api-admin | READ | - | nodes
+system:kubelet-api-admin | proxy | - | nodes
+system:kubelet-api-admin | * | - | nodes/log nodes/metrics nodes/pods nodes/proxy nodes/stats
 system:aggregate-to-view | READ | - | bindings configmaps endpoints events limitranges namespaces namespaces/status
 system:aggregate-to-view | READ | - | persistentvolumeclaims persistentvolumeclaims/status pods pods/log pods/status
 system:aggregate-to-view | READ | - | replicationcontrollers replicationcontrollers/scale replicationcontrollers/status
@@ -69,11 +73,12 @@ _URLS = {
 }  # fmt: skip
 _AGGREGATED = {"admin": ("admin", "edit", "view"), "edit": ("edit", "view"), "view": ("view",)}
 _BINDINGS = {
-    "cluster-admin": ("system:masters",),
-    "system:basic-user": ("system:authenticated",),
-    "system:discovery": ("system:authenticated",),
-    "system:public-info-viewer": ("system:authenticated", "system:unauthenticated"),
-    "system:monitoring": ("system:monitoring",),
+    "cluster-admin": ("Group:system:masters",),
+    "system:basic-user": ("Group:system:authenticated",),
+    "system:discovery": ("Group:system:authenticated",),
+    "system:kubelet-api-admin": (f"User:{NODE_CLIENT}",),
+    "system:public-info-viewer": ("Group:system:authenticated", "Group:system:unauthenticated"),
+    "system:monitoring": ("Group:system:monitoring",),
 }
 
 
@@ -101,10 +106,14 @@ def default_bindings() -> list[Object]:
         {
             "metadata": _metadata(role),
             "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": role},
-            "subjects": [{"apiGroup": GROUP, "kind": "Group", "name": group} for group in groups],
+            "subjects": [_subject(*subject.split(":", 1)) for subject in subjects],
         }
-        for role, groups in _BINDINGS.items()
+        for role, subjects in _BINDINGS.items()
     ]
+
+
+def _subject(kind: str, name: str) -> Object:
+    return {"apiGroup": GROUP, "kind": kind, "name": name}
 
 
 def _metadata(name: str) -> Object:

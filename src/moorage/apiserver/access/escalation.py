@@ -1,7 +1,7 @@
 """What the writer of an object may do beyond the verb of its request.
 
 Owns: the right to create through PUT and apply, and the limits on granting: a user may grant only what it holds, unless
-it may `escalate` the Role or `bind` it. The rules are those of Kubernetes.
+it may `escalate` the Role or `bind` it, as in Kubernetes. Also who may say which certificate a node has.
 Start reading at: `UserGuard.check_write`.
 """
 
@@ -23,6 +23,7 @@ from moorage.apiserver.access.rbac import (
 from moorage.apiserver.errors import forbidden, not_found
 from moorage.apiserver.kinds.registry import Object
 from moorage.apiserver.request.options import WriteGuard
+from moorage.kube.names import SERVING_CERTIFICATE
 
 _MOST_PARTS = 3000  # of the rules in one write; each is compared with every rule that the writer holds
 _MOST_WORDS = 20_000  # verbs, resources, names and subjects in one write
@@ -51,6 +52,17 @@ class UserGuard(WriteGuard):
         elif stored_as in (ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS):
             self._check_size(new, len(new.get("subjects") or ()))
             self._check_binding(new, old)
+        elif stored_as == "nodes":
+            self._check_node(new, old)
+
+    def _check_node(self, new: Object, old: Object | None) -> None:
+        """Raise 403 if the user may not say which certificate is the node's."""
+        name = new["metadata"].get("name", "")
+        if _certificate(new) == _certificate(old):
+            return
+        if self.user.name == f"system:node:{name}" and "system:nodes" in self.user.groups:
+            return
+        self.authorizer.allow(self.user, Attributes("attest", "", "nodes", name=name))
 
     def _check_size(self, obj: Object, words: int) -> None:
         if words > _MOST_WORDS:
@@ -92,6 +104,11 @@ class UserGuard(WriteGuard):
                 f"held:\n{texts}"
             )
             raise forbidden(self.asked.resource, GROUP, obj["metadata"].get("name", ""), why)
+
+
+def _certificate(node: Object | None) -> str:
+    annotations = (node or {}).get("metadata", {}).get("annotations") or {}
+    return str(annotations.get(SERVING_CERTIFICATE) or "")
 
 
 class _Held:

@@ -17,6 +17,7 @@ import msgspec
 
 from moorage.errors import MoorageError
 
+NODE_CLIENT = "moorage-apiserver"  # the user as which this server talks to the agents of nodes
 _RENEW_S = 30 * 86400.0
 
 
@@ -38,6 +39,11 @@ class ServerIdentity:
     @property
     def admin(self) -> tuple[Path, Path]:
         return self.directory / "admin.crt", self.directory / "admin.key"
+
+    @property
+    def node_client(self) -> tuple[Path, Path]:
+        """What this server shows to the agents of nodes."""
+        return self.directory / "node-client.crt", self.directory / "node-client.key"
 
     @property
     def signing_key(self) -> Path:
@@ -64,7 +70,14 @@ def known_identity(data_dir: Path, hosts: tuple[str, ...] = ()) -> tuple[ServerI
     if not token_path.exists():
         write_private(token_path, secrets.token_urlsafe(32).encode())
     identity = ServerIdentity(directory, token_path.read_text().strip())
-    needed = (identity.ca, directory / "ca.key", *identity.server, *identity.admin, identity.signing_key)
+    needed = (
+        identity.ca,
+        directory / "ca.key",
+        *identity.server,
+        *identity.admin,
+        *identity.node_client,
+        identity.signing_key,
+    )
     return identity, all(path.exists() for path in needed) and _covers(identity, hosts)
 
 

@@ -1,21 +1,19 @@
 """Logs of and commands in containers: the request goes on to the node that runs the pod.
 
-Owns: finding the node's endpoint, copying log streams, joining two WebSockets.
-May not touch: stored objects, except to read the pod and its node.
+Owns: finding the node's endpoint, copying log streams, joining two WebSockets, and the bounds on what a node answers.
 Start reading at: `KubeletProxy.stream`.
 """
 
 import asyncio
 import json
 import re
-import ssl
 from collections.abc import Awaitable, Iterable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
+from moorage.apiserver.access.node_tls import NodeTls
 from moorage.apiserver.errors import StatusError, bad_request, internal, not_found
 from moorage.apiserver.kinds.registry import Object
 from moorage.apiserver.request.routes import Route
@@ -28,21 +26,31 @@ _NEEDS_WEB_SOCKET = (
 )
 _HOST = re.compile(r"[\w.-]+|[0-9a-f:.]+", re.ASCII | re.IGNORECASE)
 _NO_PORT_FORWARD = "port-forward is not served: pods use the network of their node, so connect to the port itself"
+_LARGEST_MESSAGE = 32 << 20  # of a WebSocket, as a kubelet takes it
+_LARGEST_REFUSAL = 4096
+_CONNECT_S = 10.0
+_ANSWER_S = 30.0  # until a node has sent the head of its answer
+
+
+class RedirectRefused(aiohttp.ClientError):
+    """A node answered with a redirect. Following it would send our credentials to a place of the node's choice."""
+
+
+async def _refuse_redirect(*_: Any) -> None:
+    raise RedirectRefused("it answers with a redirect")
 
 
 class KubeletProxy:
     """Forwards pods/log and pods/exec."""
 
-    def __init__(self, store: Store, certificate: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, store: Store, tls: NodeTls) -> None:
         self._store = store
-        self._tls: ssl.SSLContext | bool = False
-        if certificate is not None:  # agents ask who we are; their own certificates are self-signed
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the system's authorities would only take up memory
-            self._tls.check_hostname = False
-            self._tls.verify_mode = ssl.CERT_NONE
-            self._tls.load_cert_chain(*certificate)
+        self._tls = tls
+        self._tracing = aiohttp.TraceConfig()  # type: ignore[no-untyped-call, unused-ignore]
+        self._tracing.on_request_redirect.append(_refuse_redirect)  # a WebSocket has no other switch for this
 
     def stream(self, request: web.BaseRequest, route: Route) -> Awaitable[web.StreamResponse] | None:
+        """Return the streamed answer; None if the route is not for a node."""
         if (route.group, route.plural) != ("", "pods"):
             return None
         if route.subresource == "log" and request.method == "GET":
@@ -53,91 +61,125 @@ class KubeletProxy:
             raise StatusError(501, "NotImplemented", _NO_PORT_FORWARD)
         return None
 
-    def _target(self, request: web.BaseRequest, route: Route) -> tuple[str, str]:
-        """The endpoint of the pod's node, and the container that is meant."""
+    def _target(self, request: web.BaseRequest, route: Route) -> tuple[Object, str]:
+        """Return the pod's node and the container that is meant."""
         record = self._store.get("pods", route.namespace, route.name)
         if record is None:
             raise not_found("pods", "", route.name)
-        pod = decode(record.body)
-        names = [c["name"] for part in ("initContainers", "containers") for c in pod["spec"].get(part) or []]
+        spec = decode(record.body)["spec"]
+        parts = ("initContainers", "containers", "ephemeralContainers")
+        names = [container["name"] for part in parts for container in spec.get(part) or []]
         name = request.rel_url.query.get("container") or ""
         if not name:
-            main = [c["name"] for c in pod["spec"].get("containers") or []]
+            main = [container["name"] for container in spec.get("containers") or []]
             if len(main) != 1:
                 raise bad_request(f"a container name must be specified for pod {route.name}, choose one of: {main}")
             name = main[0]
         if name not in names:
             raise bad_request(f"container {name[:80]} is not valid for pod {route.name}")
-        node = pod["spec"].get("nodeName")
+        node = spec.get("nodeName")
         if not node:
             raise bad_request(f'container "{name}" in pod "{route.name}" is waiting to start: pod is not scheduled')
         record = self._store.get("nodes", "", node)
         if record is None:
             raise not_found("nodes", "", node)
-        return _endpoint(decode(record.body)), name
+        return decode(record.body), name
+
+    def _session(self, node: Object) -> aiohttp.ClientSession:
+        """Return a session that trusts this node and no other."""
+        connector = aiohttp.TCPConnector(ssl=self._tls.context_for(node))
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=[self._tracing])
 
     async def _log(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
-        base, container = self._target(request, route)
+        node, container = self._target(request, route)
         query = [(k, v) for k, v in request.rel_url.query.items() if k != "container"]
-        url = f"{base}/containerLogs/{route.namespace}/{route.name}/{container}"
-        timeout = aiohttp.ClientTimeout(total=None, connect=10)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        url = f"{_endpoint(node)}/containerLogs/{route.namespace}/{route.name}/{container}"
+        async with self._session(node) as session:
             try:
-                async with session.get(url, params=query, ssl=self._tls) as answer:
+                async with asyncio.timeout(_ANSWER_S):
+                    answer = await session.get(url, params=query, allow_redirects=False)
+                async with answer:
                     if answer.status != 200:
-                        text = (await answer.text())[:500]
-                        raise StatusError(answer.status, _REASONS.get(answer.status, "InternalError"), text)
+                        raise await _refused(answer)
                     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
                     await response.prepare(request)
                     async for chunk in answer.content.iter_any():
                         await response.write(chunk)
                     await response.write_eof()
                     return response
-            except aiohttp.ClientConnectionError as error:
-                raise internal(f"the node of pod {route.name} does not answer: {error}") from error
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise _unreachable(route, error) from error
 
     async def _exec(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
-        base, container = self._target(request, route)
+        node, container = self._target(request, route)
         offered = [p.strip() for p in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
         usable = [protocol for protocol in PROTOCOLS if protocol in offered]
         query = _exec_query(request.rel_url.query.items())
-        url = f"{base}/{route.subresource}/{route.namespace}/{route.name}/{container}"
-        async with aiohttp.ClientSession() as session:
+        url = f"{_endpoint(node)}/{route.subresource}/{route.namespace}/{route.name}/{container}"
+        async with self._session(node) as session:
             try:
-                if not usable:
-                    raise await self._refusal(session, url, query)
-                upstream = await session.ws_connect(url, params=query, protocols=usable, ssl=self._tls, max_msg_size=0)
-            except aiohttp.WSServerHandshakeError:
-                raise await self._refusal(session, url, query) from None
-            except aiohttp.ClientError as error:
-                raise internal(f"the node of pod {route.name} does not take the command: {error}") from error
+                async with asyncio.timeout(_ANSWER_S):
+                    if not usable:
+                        raise await self._refusal(session, url, query)
+                    upstream = await _connected(session, url, query, usable)
+                    if upstream is None:
+                        raise await self._refusal(session, url, query)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise _unreachable(route, error) from error
             chosen = upstream.protocol or usable[0]
-            downstream = web.WebSocketResponse(protocols=(chosen,), max_msg_size=0)
+            downstream = web.WebSocketResponse(protocols=(chosen,), max_msg_size=_LARGEST_MESSAGE)
             await downstream.prepare(request)
             await _join(downstream, upstream)
             return downstream
 
     async def _refusal(self, session: aiohttp.ClientSession, url: str, query: list[tuple[str, str]]) -> StatusError:
-        """Why a node does not take a command, in its own words: a refused WebSocket tells only a number. A kubectl
-        whose WebSocket was refused asks again with SPDY and shows the answer to that, so both get the same one."""
-        async with session.post(url, params=query, ssl=self._tls) as answer:
-            text = _message_in((await answer.text())[:2000])
-        if answer.status < 400 or "upgrade" in text.lower():  # nothing is wrong but the way of asking
+        """Return why a node does not take a command, in its own words: a refused WebSocket has only a number.
+
+        A kubectl whose WebSocket was refused asks again with SPDY and shows the answer to that, so both get the same.
+        """
+        async with session.post(url, params=query, allow_redirects=False) as answer:
+            error = await _refused(answer)
+        if answer.status < 400 or "upgrade" in str(error).lower():  # nothing is wrong but the way of asking
             return bad_request(_NEEDS_WEB_SOCKET)
-        return StatusError(answer.status, _REASONS.get(answer.status, "InternalError"), text)
+        return error
 
 
-def _message_in(text: str) -> str:
-    """What a node said: plainly, or in a Status."""
+async def _connected(
+    session: aiohttp.ClientSession, url: str, query: list[tuple[str, str]], protocols: list[str]
+) -> aiohttp.ClientWebSocketResponse | None:
+    """Return a WebSocket to a node; None if the node refuses it."""
+    try:
+        return await session.ws_connect(url, params=query, protocols=protocols, max_msg_size=_LARGEST_MESSAGE)
+    except aiohttp.WSServerHandshakeError:
+        return None
+
+
+async def _refused(answer: aiohttp.ClientResponse) -> StatusError:
+    """Return what a node answered as an error: the text plainly, or the message of a Status."""
+    chunks, size = [], 0
+    async for chunk in answer.content.iter_any():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > _LARGEST_REFUSAL:
+            break
+    text = b"".join(chunks)[:_LARGEST_REFUSAL].decode(errors="replace")
     try:
         found = json.loads(text)
-    except ValueError:
-        return text
-    return str(found["message"]) if isinstance(found, dict) and "message" in found else text
+    except (ValueError, RecursionError):
+        found = None
+    message = str(found["message"]) if isinstance(found, dict) and "message" in found else text
+    if not 400 <= answer.status < 600:
+        return internal(f"the node answers with status {answer.status}")
+    return StatusError(answer.status, _REASONS.get(answer.status, "InternalError"), message[:2000])
+
+
+def _unreachable(route: Route, error: Exception) -> StatusError:
+    return internal(f"the node of pod {route.name} does not answer: {error or 'no answer in time'}")
 
 
 def _exec_query(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The parameters as a kubelet takes them: it has its own names for the streams, and reads only `1` as yes."""
+    """Return the parameters as a kubelet takes them: it has its own names for streams, and reads only `1` as yes."""
     named = [(_STREAMS.get(name, name), value) for name, value in pairs if name != "container"]
     switches = ("tty", *_STREAMS.values())
     return [
@@ -166,12 +208,12 @@ async def _copy(source: Any, target: Any) -> None:
 
 
 def _endpoint(node: Object) -> str:
-    """Where the node's agent listens."""
+    """Return the URL at which the node's agent listens."""
     status, meta = node.get("status") or {}, node["metadata"]
     port = ((status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}).get("Port")
     addresses = {a.get("type"): a.get("address") for a in status.get("addresses") or []}
     host = addresses.get("InternalIP") or addresses.get("ExternalIP") or addresses.get("Hostname")
-    if not port or not host:
+    if not port or not host or not 0 < int(port) < 65536:
         raise internal(f"node {meta['name']} does not say where its agent listens")
     if not _HOST.fullmatch(host):  # the node says this: an address with a path in it would lead our request elsewhere
         raise internal(f"node {meta['name']} says that its agent listens at {host[:80]!r}, which is no address")

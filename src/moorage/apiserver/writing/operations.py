@@ -199,8 +199,8 @@ class Operations:
         track_update(kind, call, new, old, is_apply)
         errors = meta.check_update(new["metadata"], old["metadata"])
         self._check(kind, new, old, verdicts, call.subresource, errors)
+        call.guard.check_write(kind.stored_as, new, old)
         if not call.subresource:
-            call.guard.check_write(kind.stored_as, new, old)
             admission.on_update(txn, kind, new, old)
             quota.charge(txn, kind, new, old, call.options.is_dry_run)
         if new == old:

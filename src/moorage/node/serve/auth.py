@@ -8,6 +8,7 @@ Start reading at: `Gate.refusal`.
 """
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import hmac
@@ -57,6 +58,11 @@ def server_context(directory: Path, name: str, address: str, authority: bytes | 
         context.load_verify_locations(cadata=authority)
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
+
+
+def published_certificate(directory: Path) -> str:
+    """Return the endpoint's certificate as the Node announces it: DER in base64."""
+    return base64.b64encode(ssl.PEM_cert_to_DER_cert((directory / "kubelet.crt").read_text())).decode()
 
 
 def _context_from(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -26,7 +26,7 @@ from moorage.node.pods.status_writer import StatusWriter
 from moorage.node.runtime import ContainerRuntime, RunningContainer
 from moorage.node.runtime.container_state import read_spec
 from moorage.node.serve import metrics as figures
-from moorage.node.serve.auth import Gate, authority_of, server_context
+from moorage.node.serve.auth import Gate, authority_of, published_certificate, server_context
 from moorage.node.serve.exec import ExecOptions, refused, serve_exec
 from moorage.node.serve.logs import is_yes, log_options_from, stream
 from moorage.node.volumes.stats import VolumeStats
@@ -57,6 +57,7 @@ class Endpoint:
         self._config = config
         self._gate = Gate(config.api, client, config.node_name)
         self._runner: web.AppRunner | None = None
+        self.certificate = ""
 
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._checked])
@@ -78,7 +79,9 @@ class Endpoint:
         await self._runner.setup()
         config = self._config
         authority = authority_of(config.api, config.client_ca)
-        tls = server_context(NodeLayout(config.root).run, config.node_name, config.address, authority)
+        directory = NodeLayout(config.root).run
+        tls = server_context(directory, config.node_name, config.address, authority)
+        self.certificate = published_certificate(directory)
         await self._listen(self._runner, tls)
         return self
 
