@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from moorage.conformance.suite import CheckConfig, CheckResult, run_checks
 from moorage.errors import UsageError
+from moorage.host.safe_remove import temporary_directory
 
 app = typer.Typer()
 
@@ -44,10 +44,10 @@ def check(
     """
     if output not in ("text", "json"):
         raise UsageError(f"--output {output!r}: want text or json")
-    with tempfile.TemporaryDirectory(prefix="moorage-check-") as scratch:
+    with temporary_directory("moorage-check-") as scratch:
         config = CheckConfig(
             endpoint=endpoint,
-            workdir=workdir or Path(scratch),
+            workdir=workdir or scratch,
             size_bytes=size_mib << 20,
             grown_bytes=size_mib << 21,
             parameters=_pairs(parameter, "--parameter"),

@@ -7,7 +7,6 @@ Start reading at: `Demo.play`.
 
 import asyncio
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +20,7 @@ from moorage.cluster.run import Cluster
 from moorage.cluster.settings import UpSettings
 from moorage.errors import MoorageError
 from moorage.host import loop, mountinfo
+from moorage.host.safe_remove import remove_tree
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.objects import (
@@ -95,7 +95,7 @@ class Demo:
             await self.cluster.stop()
             self._check_released()
             self._tell("The stack goes down", "no mount and no loop device is left", began, [])
-            shutil.rmtree(self._root)
+            remove_tree(self._root)
 
     async def _story(self) -> None:
         for title, act in (

@@ -12,12 +12,16 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from moorage.errors import MoorageError
 from moorage.host import subvolumes
 from moorage.host.dir_walk import DirWalk, MountInTheWay, hold
+from moorage.log import get_logger
+
+log = get_logger(__name__)
 
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _STUCK_FLAGS = 0x10 | 0x20  # immutable, append-only
@@ -47,6 +51,22 @@ def _remove(path: Path, *, only_empty: bool) -> None:
         _Removal(parent, path, only_empty).run(path.name)
     finally:
         os.close(parent)
+
+
+@contextlib.contextmanager
+def temporary_directory(prefix: str) -> Iterator[Path]:
+    """A private directory for the length of the block, also for drivers that mount there and may leave a mount.
+
+    If anything is still mounted in it, it is left with a warning: what lies behind a mount is not removed.
+    """
+    path = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield path
+    finally:
+        try:
+            remove_tree(path)
+        except (MoorageError, OSError) as error:
+            log.warning("temporary directory is left", path=str(path), error=str(error))
 
 
 class _Removal:

@@ -45,11 +45,6 @@ class Access:
     fs_type: str = ""
     # Flags may carry credentials, so they stay out of the representation that ends up in logs.
     mount_flags: tuple[str, ...] = field(default=(), repr=False)
-    mount_group: int | None = None
-
-    def describe(self) -> str:
-        what = "block" if self.is_block else (self.fs_type or "any filesystem")
-        return f"{what}, {self.mode.name}"
 
 
 def why_unsupported(access: Access, *, is_directory: bool, filesystem: str = "") -> str:

@@ -37,6 +37,7 @@ REASONS: Mapping[str, HealthStatus] = {
     "PoolNearlyFull": DEGRADED,
     "PoolReadOnly": DEGRADED,
     "SizeNotEnforced": DEGRADED,
+    "CannotReclaim": DEGRADED,
     "FilesystemErrors": DEGRADED,
     "DirectIOLost": DEGRADED,
     "IoLimitsNotApplied": DEGRADED,
@@ -91,6 +92,15 @@ def pool_signs(name: str, space: Capacity) -> list[HealthEntry]:
             )
         ]
     return []
+
+
+def leftover_signs(name: str, stuck: Mapping[str, str]) -> list[HealthEntry]:
+    """What could not be removed from the pool."""
+    if not stuck:
+        return []
+    path, why = next(iter(stuck.items()))
+    more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
+    return [sign("CannotReclaim", f"pool {name} cannot remove {path}{more}: {why}")]
 
 
 def node_signs(volume: Volume, wants_direct_io: bool = True) -> list[HealthEntry]:

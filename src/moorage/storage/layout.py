@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import secrets
-import stat
 import threading
 import time
 import uuid
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from moorage.host.errors import HostError, host_error
-from moorage.host.safe_remove import remove_tree
 from moorage.storage.errors import (
     Busy,
     DamagedRecord,
@@ -31,6 +29,7 @@ from moorage.storage.errors import (
     StorageError,
 )
 from moorage.storage.failpoints import reached
+from moorage.storage.leftovers import Leftovers
 from moorage.storage.records import PoolRecord, decoded, encoded
 
 FORMAT = 1
@@ -91,6 +90,7 @@ class PoolLayout:
         self.volumes, self.snapshots, self.groups, self.trash, self.tmp, self.frozen, self.nodes = (
             os.path.join(root, part) for part in DIRECTORIES
         )
+        self.leftovers = Leftovers(name, self.tmp)
         self._syncs = {path: GroupSync(path) for path in (self.volumes, self.snapshots, self.groups)}
         self._syncs[self.trash] = GroupSync(self.trash)
         self._identity: tuple[int, int] | None = None
@@ -222,7 +222,7 @@ class PoolLayout:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield path
         except Exception:
-            remove_tree(path)
+            self.leftovers.remove(path)
             raise
         finally:
             if fd >= 0:
@@ -241,7 +241,7 @@ class PoolLayout:
         except OSError as failed:
             if failed.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            remove_tree(built)
+            self.leftovers.remove(built)
             self._syncs[parent].sync()
             return False
         reached("publish.renamed")
@@ -265,16 +265,20 @@ class PoolLayout:
             shared.sync()
 
     @contextlib.contextmanager
-    def locked(self, directory: str, missing: Callable[[], StorageError]) -> Iterator[None]:
-        """Hold one object against every other thread and process; it is there while held."""
+    def locked(self, directory: str, missing: Callable[[], StorageError], *, shared: bool = False) -> Iterator[None]:
+        """Hold one object against every other thread and process; it is there while held.
+
+        Holders of the `shared` lock do not exclude each other. Raises Busy if the lock is not free in time.
+        """
         path = os.path.join(directory, "lock")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            # For reading: a shared lock can be held in a read-only pool.
+            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except (FileNotFoundError, NotADirectoryError) as failed:
             self.check_present()
             raise missing() from failed
         try:
-            _flock_within(fd, directory)
+            _flock_within(fd, directory, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             try:
                 now = os.stat(path)
             except FileNotFoundError:
@@ -284,17 +288,6 @@ class PoolLayout:
             yield
         finally:
             os.close(fd)
-
-    def sweep_tmp(self, min_age_s: float = 0.0) -> int:
-        """Remove what dead processes were building; returns how many."""
-        count = 0
-        with os.scandir(self.tmp) as entries:
-            paths = [entry.path for entry in entries]
-        for path in paths:
-            if is_abandoned(path, min_age_s):
-                remove_tree(path)
-                count += 1
-        return count
 
     @contextlib.contextmanager
     def translated(self, what: str) -> Iterator[None]:
@@ -374,12 +367,12 @@ def read_record(directory: str, name: str) -> bytes:
         os.close(fd)
 
 
-def _flock_within(fd: int, directory: str) -> None:
+def _flock_within(fd: int, directory: str, kind: int) -> None:
     deadline = time.monotonic() + _LOCK_WAIT_S
     pause = 0.0005
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except OSError as failed:
             if failed.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
@@ -389,24 +382,3 @@ def _flock_within(fd: int, directory: str) -> None:
             pause = min(pause * 2, 0.05)
             continue
         return
-
-
-def is_abandoned(path: str, min_age_s: float) -> bool:
-    """Whether what lies in tmp/ is of a process that has ended, and old enough."""
-    try:
-        found = os.lstat(path)
-        if time.time() - found.st_mtime < min_age_s:
-            return False
-        if not stat.S_ISDIR(found.st_mode):
-            return True
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as failed:
-        # A held lock says "alive"; no locks at all leaves the age to decide.
-        return failed.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    finally:
-        os.close(fd)
-    return True

@@ -64,6 +64,7 @@ log = get_logger(__name__)
 
 _SHARED_TMP_AGE_S = 24 * 3600.0
 _WATCH_S = 10.0
+_SWEEP_WAIT_S = 5.0
 
 
 class Pool:
@@ -79,6 +80,7 @@ class Pool:
         self._trash = Trash(context)
         self._attachments = Attachments(context, self._volumes.directory)
         self._wake = threading.Event()
+        self._swept = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -121,16 +123,20 @@ class Pool:
             for place in thaw_leftovers(self._layout.frozen):
                 log.warning("thawed what a dead process left frozen", mountpoint=place)
             age = _SHARED_TMP_AGE_S if config.scope is PoolScope.SHARED else 0.0
-            swept = self._layout.sweep_tmp(age)
-            if swept:
-                log.info("swept unfinished work", pool=config.name, entries=swept)
+            abandoned = self._layout.leftovers.abandoned(age)
+            if config.background:
+                self._thread = threading.Thread(
+                    target=self._watch, args=(abandoned,), name=f"pool-{config.name}", daemon=True
+                )
+            else:
+                self._layout.leftovers.sweep(abandoned)
         else:
             context.changed_by_guest = self._tell_owner
         if config.scope is PoolScope.SHARED:
             context.attached_nodes = lambda ident: [held.node_id for held in self._attachments.attachments(ident)]
-        if config.owner and config.background:
-            self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
+        if self._thread is not None:
             self._thread.start()
+            self._swept.wait(_SWEEP_WAIT_S)  # then a large tree does not keep the pool from opening
 
     def close(self) -> None:
         """Stop the background thread and let another process own the pool."""
@@ -233,9 +239,9 @@ class Pool:
         return self._volumes.is_half_formatted(ident)
 
     @contextlib.contextmanager
-    def held(self, ident: str) -> Iterator[Volume]:
-        """Hold a volume against every other operation on it, also of other processes."""
-        with self._volumes.locked(ident) as volume:
+    def held(self, ident: str, *, shared: bool = False) -> Iterator[Volume]:
+        """Hold a volume against every other operation on it, also of other processes; see `Volumes.locked`."""
+        with self._volumes.locked(ident, shared=shared) as volume:
             yield volume
 
     # --- snapshots and groups --------------------------------------------------------------
@@ -370,14 +376,19 @@ class Pool:
         self._trash.make_room(0)
         return count
 
-    def _watch(self) -> None:
-        """The background thread: reclaim what was deleted, when it was deleted or its time is over."""
+    def _watch(self, abandoned: Sequence[str]) -> None:
+        """The background thread: remove what was abandoned, then reclaim what was deleted when its time is over."""
+        self._layout.leftovers.sweep(abandoned)
+        self._swept.set()
         while not self._stopping:
             try:
                 self._context.ledger.recount(at_most_every_s=600.0)
                 self.sweep()
+                self._layout.leftovers.retry()
             except (StorageError, HostError, OSError) as failed:
                 log.warning("cannot reclaim", pool=self.name, error=str(failed))
+            except Exception:  # nothing that lies in a pool may end its upkeep
+                log.exception("cannot reclaim", pool=self.name)
             self._wake.wait(_WATCH_S)
             self._wake.clear()
 
@@ -408,7 +419,7 @@ class Pool:
 
     def health(self, ident: str) -> tuple[HealthEntry, ...]:
         """What is adverse about a volume, as the pool sees it."""
-        pool_entries = self.pool_health()
+        pool_entries = self._pool_signs()
         if any(entry.status is HealthStatus.INACCESSIBLE for entry in pool_entries):
             return pool_entries
         return (*self._own_health(ident), *pool_entries)
@@ -421,7 +432,7 @@ class Pool:
 
     def unhealthy(self, after: str = "", limit: int = 0) -> Page[VolumeHealth]:
         """The volumes with something adverse, in order of id."""
-        pool_entries = self.pool_health()
+        pool_entries = self._pool_signs()
         found: list[VolumeHealth] = []
         for ident in self._volumes.ids(after):
             try:
@@ -435,7 +446,11 @@ class Pool:
         return Page(tuple(found))
 
     def pool_health(self) -> tuple[HealthEntry, ...]:
-        """What is adverse about the pool as a whole."""
+        """What is adverse about the pool as a whole, for the pool's operator and for its volumes."""
+        return (*self._pool_signs(), *health.leftover_signs(self.name, self._layout.leftovers.stuck))
+
+    def _pool_signs(self) -> tuple[HealthEntry, ...]:
+        """What is adverse about the pool and matters to each volume in it."""
         try:
             self._layout.check_present()
             self._check_usable()

@@ -42,7 +42,7 @@ class VolumeSource(Protocol):
 
     def get(self, ident: str) -> Volume: ...
 
-    def locked(self, ident: str) -> contextlib.AbstractContextManager[Volume]: ...
+    def copied(self, ident: str, in_use: InUse | None) -> contextlib.AbstractContextManager[Volume]: ...
 
     def is_half_formatted(self, ident: str) -> bool: ...
 
@@ -140,7 +140,7 @@ class Snapshots:
             if existing is not None:
                 self._layout.sync(self._layout.snapshots)
                 return _same_source(existing, request)
-            with volumes.locked(request.volume_id) as volume:
+            with volumes.copied(request.volume_id, request.in_use) as volume:
                 made = self._cut_one(ident, request, volume, volumes, progress)
         self._context.changed_by_guest()
         log.info("snapshot cut", snapshot=ident, volume=made.volume_id, path=made.copy_path)
@@ -202,7 +202,7 @@ class Snapshots:
                 return _same_group(existing, wanted, parameters)
             # Locks are taken in order of id, so two groups with common members cannot block each other.
             with contextlib.ExitStack() as locks:
-                members = [locks.enter_context(volumes.locked(volume)) for volume in wanted]
+                members = [locks.enter_context(volumes.copied(volume, in_use)) for volume in wanted]
                 self._cut_group(ident, name, members, parameters, in_use, volumes)
             made = _same_group(self.get_group(ident), wanted, parameters)
         self._context.changed_by_guest()

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 
-from moorage.host.safe_remove import remove_tree
 from moorage.log import get_logger
 from moorage.storage import snapshots, tunables, volumes
 from moorage.storage.context import PoolContext
@@ -95,7 +94,7 @@ class Trash:
         return count
 
     def reclaim(self, entry: str) -> int:
-        """Give an entry's space back; returns how much it took."""
+        """Give an entry's space back; returns how much it took, 0 if it could not be removed."""
         path = os.path.join(self._layout.trash, entry)
         doomed = os.path.join(self._layout.tmp, f"reclaim-{secrets.token_hex(8)}")
         try:
@@ -104,8 +103,9 @@ class Trash:
         except FileNotFoundError:  # another process was faster
             return 0
         reached("reclaim.renamed")
-        remove_tree(doomed)
         self._context.ledger.changed(reclaimable=-allocated)
+        if not self._layout.leftovers.remove(doomed):
+            return 0
         log.info("reclaimed", entry=entry, pool=self._context.config.name, bytes=allocated)
         return allocated
 

@@ -29,7 +29,7 @@ from moorage.storage.errors import (
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import EPHEMERAL, ephemeral_id_from, id_from, is_volume_id
 from moorage.storage.layout import read_record, replace_file, write_file
-from moorage.storage.model import CopyPath, CreateVolume, Page, Snapshot, Volume, VolumeKind
+from moorage.storage.model import CopyPath, CreateVolume, InUse, Page, Snapshot, Volume, VolumeKind
 from moorage.storage.records import SourceRecord, VolumeRecord, decoded, encoded
 from moorage.storage.sizes import check_range, plan_size, rounded_up
 from moorage.storage.usage import observe
@@ -213,7 +213,7 @@ class Volumes:
         job = Job(origin.ident, origin.kind, origin.data, data, request.in_use, origin.is_blank)
         if not origin.changes:
             return self._copier.copy_at_rest(job, progress).path
-        with self.locked(origin.ident):
+        with self.copied(origin.ident, request.in_use):
             cuts, _ = self._copier.cut([job], progress)
         return cuts[0].path
 
@@ -241,13 +241,28 @@ class Volumes:
     # --- changing --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def locked(self, ident: str) -> Iterator[Volume]:
-        """Hold one volume against other threads and processes."""
+    def locked(self, ident: str, *, shared: bool = False) -> Iterator[Volume]:
+        """Hold one volume against other threads and processes.
+
+        Staging and publishing hold the shared lock, and so does a copy of files in use (see `copied`). Everything else
+        excludes them: no pod starts to use a volume that is being copied at rest, changed or deleted.
+        """
         if not is_volume_id(ident):
             raise VolumeNotFound(ident, self._context.config.name)
         missing = VolumeNotFound(ident, self._context.config.name)
-        with self._layout.locked(self.directory(ident), lambda: missing):
+        with self._layout.locked(self.directory(ident), lambda: missing, shared=shared):
             yield self.get(ident)
+
+    @contextlib.contextmanager
+    def copied(self, ident: str, in_use: InUse | None) -> Iterator[Volume]:
+        """Hold a volume while it is copied.
+
+        If the caller wants a directory copied file by file while it changes, pods may start and stop meanwhile.
+        """
+        volume = self.get(ident)
+        is_live = volume.kind is VolumeKind.DIRECTORY and (in_use or volume.in_use) is InUse.LIVE
+        with self.locked(ident, shared=is_live and not self._context.is_btrfs) as held:
+            yield held
 
     def expand(self, ident: str, required: int, limit: int = 0) -> Volume:
         """Make a volume at least this large; being so already is fine, and nothing shrinks."""
@@ -322,14 +337,17 @@ class Volumes:
     # --- the first format ------------------------------------------------------------------
 
     def format_begin(self, ident: str) -> None:
-        with self._layout.translated(f"format volume {ident}"), self.locked(ident):
+        """Mark a volume before its first format. The caller holds its lock, shared or not."""
+        with self._layout.translated(f"format volume {ident}"):
+            self.get(ident)
             write_file(os.path.join(self.directory(ident), HALF_FORMATTED), b"")
             self._layout.sync(self.directory(ident))
             reached("format.marked")
 
     def format_end(self, ident: str) -> None:
-        """The filesystem is whole: write it to disk, then take the mark away."""
-        with self._layout.translated(f"format volume {ident}"), self.locked(ident) as volume:
+        """Write the new filesystem to disk, then remove the mark."""
+        with self._layout.translated(f"format volume {ident}"):
+            volume = self.get(ident)
             for device in observe(volume.data, volume.kind).devices:
                 fd = os.open(device.path, os.O_RDONLY | os.O_CLOEXEC)
                 try:

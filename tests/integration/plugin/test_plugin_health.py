@@ -183,6 +183,23 @@ async def the_pool_is_remounted_read_only(world):
     mounts.remount(world.base, "ext4", ["rw"])
 
 
+@brings("CannotReclaim", POOL)
+async def something_is_mounted_in_a_deleted_volume(world):
+    doomed = (await world.caller.create("doomed", parameters={"kind": "directory"})).volume_id
+    place = world.pool / "volumes" / doomed / "data" / "mounted"
+    place.mkdir()
+    mounts.bind(world.scratch, place)
+    leftovers = world.parts.pools.named().context.layout.leftovers
+    world.parts.pools.named().context.layout.move(
+        str(world.pool / "volumes" / doomed), str(world.pool / "trash" / f"{1:020d}-volume-{doomed}")
+    )
+    world.parts.pools.named().sweep()
+    (left,) = leftovers.stuck
+    yield
+    mounts.unmount(Path(left, "data", "mounted"))
+    assert leftovers.remove(left)
+
+
 @brings("SizeNotEnforced", CONTROLLER | NODE, pool="btrfs", kind="directory")
 async def the_quota_is_switched_off(world):
     """Quotas alone bring no limit back; the next expansion sets it again."""
@@ -334,9 +351,10 @@ def pytest_generate_tests(metafunc):
 async def test_a_reason_comes_with_its_cause_and_goes_with_it(world, reason, story):
     healthy = {name: set() for name in CONTROLLER | NODE | POOL}
     assert await told(world) == healthy
+    seen_by = "NodeGetVolumeHealth" if "NodeGetVolumeHealth" in story.told_by else "NodeGetStorageHealth"
     async with story.make(world):
         async with asyncio.timeout(20):  # the kernel may take a moment to remount
-            while reason not in (found := await told(world))["NodeGetVolumeHealth"]:
+            while reason not in (found := await told(world))[seen_by]:
                 await asyncio.sleep(0.05)
         for name, answer in found.items():
             if name in story.told_by:

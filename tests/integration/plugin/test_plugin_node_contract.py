@@ -130,38 +130,6 @@ async def test_a_second_target_of_a_single_writer_is_refused_also_for_reading(no
 # --- a step that was cut short -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["image", "directory"])
-async def test_a_stage_that_ended_before_its_group_was_given_is_finished_by_the_next(node, monkeypatch, refused, kind):
-    capability = mounted(group="4321")
-    volume = (await node.create("v", capability, parameters={"kind": kind})).volume_id
-
-    def killed(root, gid):
-        raise CannotGrow("as if the process had ended here")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(staging, "apply_mount_group", killed)
-        with refused("FAILED_PRECONDITION"):
-            await node.stage(volume, capability)
-    assert mountinfo.mount_at(node.staging(volume)) is not None
-    await node.stage(volume, capability)
-    target = await node.publish(volume, capability)
-    assert target.stat().st_gid == 4321
-
-
-async def test_the_group_of_a_later_pod_can_use_the_volume_too(node):
-    """A stage is not repeated for it; its publish brings the group."""
-    volume = (await node.create()).volume_id
-    first = await node.up(volume)
-    (first / "file").write_text("x")
-    capability = mounted(group="4321")
-    second = await node.publish(volume, capability, "second")
-    assert second.stat().st_gid == 4321
-    assert (second / "file").stat().st_gid == 4321
-    assert (second / "file").stat().st_mode & 0o060 == 0o060
-    third = await node.publish(volume, mounted(group="1234"), "third", readonly=True)
-    assert third.stat().st_gid == 4321  # a reader changes nothing
-
-
 async def test_a_stage_is_repeated_also_where_its_filesystem_cannot_grow_now(node, monkeypatch):
     """What is staged stays so: that the filesystem waits for its next mount is no reason to refuse."""
     volume = (await node.create("v", mounted("ext4"))).volume_id

@@ -114,14 +114,14 @@ _SHARED_SCOPE = _NODE_SCOPE | {2, 8, 10}
 @pytest.mark.parametrize(
     ("changed_settings", "services", "controller", "node"),
     [
-        ({}, {1, 2, 3, 4}, _NODE_SCOPE, {1, 2, 3, 4, 5, 6}),
-        ({"scope": "shared"}, {1, 3, 4}, _SHARED_SCOPE, {1, 2, 3, 4, 5, 6}),
-        ({"csi_version": "1.13"}, {1, 2, 3, 4, 5}, _NODE_SCOPE | {16, 17}, {1, 2, 3, 4, 5, 6, 7, 8}),
+        ({}, {1, 2, 3, 4}, _NODE_SCOPE, {1, 2, 3, 4, 5}),
+        ({"scope": "shared"}, {1, 3, 4}, _SHARED_SCOPE, {1, 2, 3, 4, 5}),
+        ({"csi_version": "1.13"}, {1, 2, 3, 4, 5}, _NODE_SCOPE | {16, 17}, {1, 2, 3, 4, 5, 7, 8}),
         (
             {"scope": "shared", "csi_version": "1.13"},
             {1, 3, 4},
             _SHARED_SCOPE | {16, 17},
-            {1, 2, 3, 4, 5, 6, 7, 8},
+            {1, 2, 3, 4, 5, 7, 8},
         ),
     ],
 )

@@ -151,7 +151,6 @@ async def test_sizes_are_a_range_rounded_to_whole_mebibytes(client, refused):
         ({"parameters": {"provisioning": "fat"}}, "provisioning"),
         ({"mutable": {"colour": "blue"}}, "colour"),
         ({"mutable": {"readIOPS": "many"}}, "readIOPS"),
-        ({"capability": mounted(group="wheel")}, "volume_mount_group"),
         ({"capability": mounted(flags=["a\nb"])}, "mount_flags"),
     ],
 )

@@ -58,7 +58,7 @@ def publish(
     )
     failpoints.reached("ephemeral.created")
     mode = AccessMode.SINGLE_NODE_READER_ONLY if read_only else AccessMode.SINGLE_NODE_WRITER
-    used = Access(mode, False, volume.filesystem, access.mount_flags, access.mount_group)
+    used = Access(mode, False, volume.filesystem, access.mount_flags)
     made = NodeVolume(volume, pool)
     staging.ensure_staged(made, target, used)
     return made

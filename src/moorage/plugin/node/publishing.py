@@ -21,7 +21,6 @@ from moorage.log import get_logger
 from moorage.plugin.access import Access, AccessMode
 from moorage.plugin.node import staging
 from moorage.plugin.node.errors import ForeignMount, MountedDifferently, MountUnverified, NotStaged, StillPublished
-from moorage.plugin.node.mount_group import apply_mount_group
 from moorage.plugin.node.observe import (
     NodeVolume,
     VolumeOnHost,
@@ -57,7 +56,15 @@ class Bind:
 
 
 def ensure_published(volume: NodeVolume, bind: Bind) -> None:
-    """Leave the volume at the target as asked, or raise; a dead mount there is replaced."""
+    """Leave the volume at the target as asked, or raise; a dead mount there is replaced.
+
+    The volume's lock is held, as it is while the volume is staged.
+    """
+    with volume.pool.held(volume.volume_id, shared=True):
+        _ensure_published(volume, bind)
+
+
+def _ensure_published(volume: NodeVolume, bind: Bind) -> None:
     seen = _staged(volume, bind)
     mount = _live_mount(bind.target)
     if mount is not None:
@@ -68,7 +75,6 @@ def ensure_published(volume: NodeVolume, bind: Bind) -> None:
     if bind.access.is_block:
         numbers.add(_bind_device(volume, bind))
     else:
-        _give_to_group(bind, seen)
         _bind_directory(volume, bind)
     failpoints.reached("bind.bound")
     _verify(volume, bind, numbers)
@@ -142,14 +148,6 @@ def _check_single_writer(volume: NodeVolume, bind: Bind, seen: VolumeOnHost) -> 
         others = seen.targets_besides(bind.staging.path, bind.target.path)
         if others:
             raise StillPublished(volume.volume_id, others)
-
-
-def _give_to_group(bind: Bind, seen: VolumeOnHost) -> None:
-    """The stage was for the first workload's group; this one may have another. Before the bind, so that a
-    target that is there was given to its group."""
-    staged = seen.at(bind.staging.path)
-    if staged is not None and not staged.is_read_only and not bind.is_read_only:
-        apply_mount_group(bind.staging.path, bind.access.mount_group)
 
 
 def _bind_directory(volume: NodeVolume, bind: Bind) -> None:

@@ -28,7 +28,6 @@ from moorage.plugin.node.errors import (
     WrongContent,
 )
 from moorage.plugin.node.expansion import grow_filesystem
-from moorage.plugin.node.mount_group import apply_mount_group
 from moorage.plugin.node.observe import (
     NodeVolume,
     VolumeOnHost,
@@ -66,13 +65,17 @@ class StageReport:
 
 
 def ensure_staged(volume: NodeVolume, target: Target, access: Access, *, read_only_device: bool = False) -> StageReport:
-    """Leave the volume staged as asked, or raise; what is there already in another way is an error."""
-    if volume.is_directory:
-        return _stage_directory(volume, target, access)
-    if access.is_block:
-        with loop_of(volume, observe(volume), read_only=read_only_device) as device:
-            return StageReport(direct_io=device.direct_io)
-    return _stage_filesystem(volume, target, access, read_only_device)
+    """Leave the volume staged as asked, or raise; what is there already in another way is an error.
+
+    The volume's lock is held: a copy that takes the volume for unused ends before, or begins after this.
+    """
+    with volume.pool.held(volume.volume_id, shared=True):
+        if volume.is_directory:
+            return _stage_directory(volume, target, access)
+        if access.is_block:
+            with loop_of(volume, observe(volume), read_only=read_only_device) as device:
+                return StageReport(direct_io=device.direct_io)
+        return _stage_filesystem(volume, target, access, read_only_device)
 
 
 def ensure_unstaged(
@@ -119,8 +122,6 @@ def _stage_directory(volume: NodeVolume, target: Target, access: Access) -> Stag
         target.ensure_directory(_FIELD)
         target.bind(_FIELD, volume.data, wanted_words(access.mount_flags, read_only))
         _verified(volume, target)
-    if not read_only:
-        apply_mount_group(target.path, access.mount_group)
     return StageReport()
 
 
@@ -134,12 +135,12 @@ def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_o
         _check_words(volume, target, mount, access, read_only)
         if access.fs_type and mount.fstype != access.fs_type:
             raise MountedDifferently(volume.volume_id, target.path, f"it is mounted as {mount.fstype}")
-        return _finish_staged(volume, target, access, mount)
+        return _finish_staged(volume, target, mount)
     with loop_of(volume, seen, read_only=read_only_device) as device:
         return _mount_filesystem(volume, target, access, device, is_mounted=seen.shows(device))
 
 
-def _finish_staged(volume: NodeVolume, target: Target, access: Access, mount: Mount) -> StageReport:
+def _finish_staged(volume: NodeVolume, target: Target, mount: Mount) -> StageReport:
     """What a stage does after its mount, for one that ended before; most often there is nothing left to do."""
     if mount.is_read_only:
         return StageReport()
@@ -148,7 +149,6 @@ def _finish_staged(volume: NodeVolume, target: Target, access: Access, mount: Mo
         grown = grow_filesystem(_source(mount), mount.fstype, target.path)
     except CannotGrow as error:  # it is staged, only not as large as it will be
         log.warning("a staged filesystem did not grow", volume=volume.volume_id, error=str(error))
-    apply_mount_group(target.path, access.mount_group)
     return StageReport(grown=grown)
 
 
@@ -173,7 +173,6 @@ def _mount_filesystem(
     _verified(volume, target, device)
     if not read_only:
         grown = grow_filesystem(device.path, fstype, target.path) or grown
-        apply_mount_group(target.path, access.mount_group)
     return StageReport(formatted, repaired, grown, device.direct_io)
 
 

@@ -61,7 +61,6 @@ def node_capabilities(settings: PluginSettings) -> list[pb.NodeServiceCapability
         _Node.EXPAND_VOLUME,
         _Node.VOLUME_CONDITION,
         _Node.SINGLE_NODE_MULTI_WRITER,
-        _Node.VOLUME_MOUNT_GROUP,
     ]
     if settings.shows_alpha:
         kinds += [_Node.GET_VOLUME_HEALTH, _Node.GET_STORAGE_HEALTH]

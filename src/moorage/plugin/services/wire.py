@@ -21,7 +21,6 @@ from moorage.storage import Group, HealthEntry, HealthStatus, Snapshot, Source, 
 from moorage.storage import VolumeCondition as Condition
 
 TOKEN_KEY = "moorage.dev/fencing-token"
-LARGEST_GID = 2**32 - 2
 HasCapability = pb.NodeStageVolumeRequest | pb.NodePublishVolumeRequest | pb.ControllerPublishVolumeRequest
 _HEALTH = {
     HealthStatus.DEGRADED: pb.DEGRADED,
@@ -51,12 +50,7 @@ def access_from(field: str, capability: pb.VolumeCapability) -> Access:
     flags = tuple(capability.mount.mount_flags)
     if any(_UNSAFE_FLAG.search(flag) for flag in flags):
         raise InvalidRequest(f"{field}.mount.mount_flags contain control characters")
-    return Access(
-        AccessMode(number),
-        fs_type=capability.mount.fs_type,
-        mount_flags=flags,
-        mount_group=_gid(field, capability.mount.volume_mount_group),
-    )
+    return Access(AccessMode(number), fs_type=capability.mount.fs_type, mount_flags=flags)
 
 
 def needed_access_from(request: HasCapability) -> Access:
@@ -215,11 +209,3 @@ def _source_message(source: Source | None) -> pb.VolumeContentSource | None:
     if source.kind == "snapshot":
         return pb.VolumeContentSource(snapshot=pb.VolumeContentSource.SnapshotSource(snapshot_id=source.id))
     return pb.VolumeContentSource(volume=pb.VolumeContentSource.VolumeSource(volume_id=source.id))
-
-
-def _gid(field: str, text: str) -> int | None:
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) > LARGEST_GID:
-        raise InvalidRequest(f"{field}.mount.volume_mount_group {text!r} is not a group id")
-    return int(text)

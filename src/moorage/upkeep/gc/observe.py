@@ -34,7 +34,7 @@ from moorage.kube.objects import (
 )
 from moorage.storage import Pool, PoolScope, VolumeKind
 from moorage.storage.guests import FOR_EXPORT
-from moorage.storage.layout import is_abandoned
+from moorage.storage.leftovers import is_abandoned
 from moorage.storage.listing import overview
 from moorage.storage.transfer.import_ import unfinished
 from moorage.storage.usage import observe as observe_use
