@@ -30,7 +30,7 @@ from moorage.kube.api.config import ApiConfig
 from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 LIMIT = 14.0
 

@@ -25,8 +25,7 @@ from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import AlreadyExists
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount
 from moorage.kube.objects.storage import CSIDriver
-from moorage.testing.node_driver import ScriptedDriver
-from moorage.testing.server import serve
+from moorage.testing import ScriptedDriver, serve
 
 PUBLISHED = "published"  # a file below the plain driver's directory: one byte for each publish
 PLAIN, IMAGE, OTHER = "plain", "image", "other"
@@ -42,13 +41,13 @@ class TimedDriver(ScriptedDriver):
 
     delay_s = 0.0
 
-    async def _NodeStageVolume(self, request: Any) -> Any:
+    async def NodeStageVolume(self, request: Any) -> Any:
         await asyncio.sleep(self.delay_s)
-        return await ScriptedDriver._NodeStageVolume(self, request)
+        return await ScriptedDriver.NodeStageVolume(self, request)
 
-    async def _NodePublishVolume(self, request: Any) -> Any:
+    async def NodePublishVolume(self, request: Any) -> Any:
         await asyncio.sleep(self.delay_s)
-        answer = await ScriptedDriver._NodePublishVolume(self, request)
+        answer = await ScriptedDriver.NodePublishVolume(self, request)
         with (self.data / PUBLISHED).open("ab") as file:
             file.write(b".")
         return answer
@@ -305,7 +304,7 @@ async def lab(
         (base / name).mkdir()
         mounts.mount("moorage-bench", base / name, "tmpfs")
     registry = base / "root" / "plugins_registry"
-    announced = ScriptedDriver(NAMES[kind], base / "data", base / "root" / "plugins" / "b.sock", registry)
+    announced = ScriptedDriver(base / "root" / "plugins" / "b.sock", NAMES[kind], data=base / "data", registry=registry)
     made: Lab | None = None
     task = asyncio.current_task()
     assert task is not None
@@ -352,7 +351,7 @@ def _clean(base: Path) -> None:
 
 
 async def _drive(base: Path, delay_s: float) -> None:
-    driver = TimedDriver("bench.dev", base / "data", base / "root" / "plugins" / "b.sock")
+    driver = TimedDriver(base / "root" / "plugins" / "b.sock", "bench.dev", data=base / "data")
     driver.delay_s = delay_s
     async with driver:
         await asyncio.Event().wait()

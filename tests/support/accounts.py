@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from moorage.apiserver.run import ApiServer
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 MERGE = "application/merge-patch+json"

@@ -1,7 +1,6 @@
 """A server for tests: in this event loop, up in milliseconds.
 
-Owns: `serve`.
-May not touch: anything that a real server would not do; only the limits and ports differ.
+Owns: `serve`. It is the real server; only the limits and ports differ.
 Start reading at: `serve`.
 """
 
@@ -15,10 +14,10 @@ from moorage.apiserver.run import ApiServer, Config
 
 @asynccontextmanager
 async def serve(data_dir: Path, **settings: Any) -> AsyncIterator[ApiServer]:
-    """A running server; `.url`, `.token`, `.kubeconfig` and `.insecure_url` say how to reach it.
+    """Run a server; `.url`, `.token`, `.kubeconfig` and `.insecure_url` say how to reach it.
 
-    Settings are the fields of `Config`. Unless they say otherwise nothing is fsynced (the state is kept in memory) and
-    plain HTTP is open beside TLS.
+    Settings are the fields of `Config`. By default nothing is fsynced (the state is kept in memory), and plain HTTP is
+    open beside TLS.
     """
     settings = {"in_memory": True, "insecure_port": 0, **settings}
     server = ApiServer(Config(data_dir=data_dir, **settings))

@@ -42,8 +42,7 @@ from moorage.kube.objects import (
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import WantedRoles, run
 from moorage.sidecars.settings import Environment, SidecarSettings
-from moorage.testing.server import serve
-from moorage.testing.sidecar_driver import Abilities, Fault, ScriptedDriver
+from moorage.testing import Abilities, Fault, ScriptedDriver, serve
 
 DRIVER = "test.csi.moorage.dev"
 PATIENCE_S = 45.0

@@ -17,8 +17,8 @@ from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
 from moorage.kube.objects.core import Node
 from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.testing.node_driver import until as wait_until
-from moorage.testing.server import serve
+from moorage.testing import serve
+from moorage.testing import until as wait_until
 
 NODE = "e2e-node"
 

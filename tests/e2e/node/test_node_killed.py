@@ -9,7 +9,7 @@ import pytest
 from moorage.host import mountinfo
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver
-from moorage.testing.node_driver import ScriptedDriver
+from moorage.testing import ScriptedDriver
 
 pytestmark = pytest.mark.root
 NODE = "e2e-node"
@@ -37,7 +37,7 @@ async def make_pod(client):
 
 async def test_a_pod_outlives_the_agent_and_the_next_one_takes_it_up_and_away(base, tmp_path, agent, cluster, until):
     driver = ScriptedDriver(
-        "e2e.dev", base / "data", base / "root/plugins/e2e/csi.sock", base / "root/plugins_registry"
+        base / "root/plugins/e2e/csi.sock", "e2e.dev", data=base / "data", registry=base / "root/plugins_registry"
     )
     async with cluster(tmp_path / "api") as (server, client), driver:
         await client.create(CSIDriver, {"metadata": {"name": "e2e.dev"}, "spec": {"attachRequired": False}})
@@ -58,7 +58,7 @@ async def test_a_pod_outlives_the_agent_and_the_next_one_takes_it_up_and_away(ba
 
         (base / "agent.log").unlink()
         second = await agent(base, server.kubeconfig, client)
-        await until(lambda: len(driver.named("NodePublishVolume")) >= 2, what="publish confirmed")
+        await until(lambda: len(driver.requests("NodePublishVolume")) >= 2, what="publish confirmed")
         size = written.stat().st_size
         await until(lambda: written.stat().st_size > size, what="the container was not disturbed")
         pod = await client.get(Pod, "p1", "default")

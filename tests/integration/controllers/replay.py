@@ -23,7 +23,7 @@ from moorage.kube.api.config import ApiConfig
 from moorage.kube.cache.informer import Informers
 from moorage.kube.errors import ApiError
 from moorage.kube.quantity import BadQuantity, bytes_of
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 SCENARIOS = Path(__file__).parents[2] / "data" / "scenarios"
 

@@ -15,7 +15,7 @@ from moorage.kube.control.election import ElectionConfig, Elector
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import AlreadyExists, Conflict, NotFound
 from moorage.kube.objects.core import ConfigMap, Event, Lease
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 
 @contextlib.asynccontextmanager

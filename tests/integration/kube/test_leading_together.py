@@ -12,7 +12,7 @@ from moorage.kube.api import config
 from moorage.kube.api.client import Client
 from moorage.kube.control.election import ElectionConfig, Elector
 from moorage.kube.objects.core import Lease
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 
 class Stopped(Exception):

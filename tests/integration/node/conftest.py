@@ -14,8 +14,7 @@ from moorage.kube.objects.core import Event, Node, PersistentVolume, PersistentV
 from moorage.kube.objects.storage import CSIDriver
 from moorage.node.config import AgentConfig
 from moorage.node.run import Agent, run
-from moorage.testing.node_driver import ScriptedDriver, until
-from moorage.testing.server import serve
+from moorage.testing import ScriptedDriver, serve, until
 
 
 class Lab:
@@ -71,10 +70,10 @@ class Lab:
 
     def driver(self, name="scripted.dev", **settings):
         return ScriptedDriver(
-            name,
-            self.base / "d" / name,
             self.root / "plugins" / name / "csi.sock",
-            self.root / "plugins_registry",
+            name,
+            data=self.base / "d" / name,
+            registry=self.root / "plugins_registry",
             **settings,
         )
 

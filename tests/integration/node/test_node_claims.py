@@ -25,7 +25,7 @@ async def test_a_pod_whose_claim_cannot_be_used_is_told_why_and_starts_once_it_c
         await lab.start_agent()
         await lab.pod()
         await lab.until(lambda: warnings(lab, "'default/c1' not found"), what="event about the missing claim")
-        assert driver.named("NodeStageVolume") == []
+        assert driver.requests("NodeStageVolume") == []
         await lab.volume()
         await lab.phase("p1", "Running")
         await lab.end("p1")
@@ -38,7 +38,7 @@ async def test_a_secret_that_is_missing_is_told_of_for_the_step_that_needs_it(la
         await lab.start_agent()
         await lab.pod()
         await lab.until(lambda: warnings(lab, 'MountVolume.SetUp failed for volume "pv-c1" : secret default/none'))
-        assert (len(driver.named("NodeStageVolume")), driver.named("NodePublishVolume")) == (1, [])
+        assert (len(driver.requests("NodeStageVolume")), driver.requests("NodePublishVolume")) == (1, [])
         await lab.end("p1")
 
 
@@ -51,7 +51,7 @@ async def test_a_second_pod_hears_why_it_does_not_get_a_read_write_once_pod_volu
         await lab.phase("p1", "Running")
         await lab.pod("p2")
         await lab.until(lambda: warnings(lab, "ReadWriteOncePod"), what="event about the other pod")
-        assert len(driver.named("NodePublishVolume")) == 1
+        assert len(driver.requests("NodePublishVolume")) == 1
         await lab.delete("p1")
         await lab.phase("p2", "Running")
         await lab.gone("p1")
@@ -99,9 +99,9 @@ async def test_what_was_heard_of_a_claim_may_be_old_but_its_old_volume_is_shown_
     async with outdated(lab) as (driver, _):
         await lab.pod("p1", "c1")
         await lab.phase("p1", "Running")
-        assert {request.volume_id for request in driver.named("NodePublishVolume")} == {"vol-new"}
+        assert {request.volume_id for request in driver.requests("NodePublishVolume")} == {"vol-new"}
         await lab.end("p1")
-        assert len(driver.named("NodeStageVolume")) == len(driver.named("NodeUnstageVolume"))
+        assert len(driver.requests("NodeStageVolume")) == len(driver.requests("NodeUnstageVolume"))
 
 
 async def test_a_pod_that_runs_keeps_its_volume_when_its_claim_is_made_anew_while_no_agent_is_there(lab):
@@ -116,7 +116,7 @@ async def test_a_pod_that_runs_keeps_its_volume_when_its_claim_is_made_anew_whil
         await lab.phase("p2", "Running")
         shown = {
             request.target_path.split("/pods/")[1][:36]: request.volume_id
-            for request in driver.named("NodePublishVolume")
+            for request in driver.requests("NodePublishVolume")
         }
         assert (shown.pop(pod.uid), set(shown.values())) == ("vol-c1", {"vol-new"})
         await lab.end("p1", "p2")
@@ -134,7 +134,7 @@ async def test_a_volume_published_before_a_slow_server_disowned_it_is_seen_by_no
 
         agent.fetch._claims._client.find = answer_late
         await lab.pod("p1", "c1", command="touch /data/was-here; sleep 1000")
-        await lab.until(lambda: driver.named("NodePublishVolume"), what="volume published meanwhile")
+        await lab.until(lambda: driver.requests("NodePublishVolume"), what="volume published meanwhile")
         if is_killed:
             await lab.crash_agent()
             await lab.start_agent()
@@ -142,9 +142,9 @@ async def test_a_volume_published_before_a_slow_server_disowned_it_is_seen_by_no
             may_answer.set()
         await lab.phase("p1", "Running")
         await lab.until(lambda: (driver.data / "vol-new" / "was-here").exists(), what="the pod's file")
-        await lab.until(lambda: driver.named("NodeUnstageVolume"), what="the other volume gone")
+        await lab.until(lambda: driver.requests("NodeUnstageVolume"), what="the other volume gone")
         for call in ("NodeUnpublishVolume", "NodeUnstageVolume"):
-            assert {request.volume_id for request in driver.named(call)} == {"vol-c1"}
+            assert {request.volume_id for request in driver.requests(call)} == {"vol-c1"}
         assert not (driver.data / "vol-c1" / "was-here").exists()
         await lab.end("p1")
 
@@ -161,7 +161,7 @@ async def test_only_the_pods_own_word_makes_a_volume_read_only(lab, pod_says, pv
         volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "c1", "readOnly": pod_says}}]
         pod = await lab.pod(volumes=volumes)
         await lab.phase("p1", "Running")
-        (request,) = driver.named("NodePublishVolume")
+        (request,) = driver.requests("NodePublishVolume")
         assert request.readonly is pod_says
         assert ("ro" in mountinfo.mount_at(lab.target(pod)).options) is pod_says
         await lab.end("p1")
@@ -180,7 +180,7 @@ async def test_pods_with_different_labels_have_a_volume_one_after_the_other(lab)
         pod = await lab.pod("p1", **labelled("s0:c1,c2"))
         await lab.phase("p1", "Running")
         flag = 'context="system_u:object_r:container_file_t:s0:c1,c2"'
-        for request in (*driver.named("NodeStageVolume"), *driver.named("NodePublishVolume")):
+        for request in (*driver.requests("NodeStageVolume"), *driver.requests("NodePublishVolume")):
             assert list(request.volume_capability.mount.mount_flags) == [flag]
         written = vol_data.read(lab.target(pod).parent)
         assert written["seLinuxMountContext"] == "system_u:object_r:container_file_t:s0:c1,c2"
@@ -189,12 +189,12 @@ async def test_pods_with_different_labels_have_a_volume_one_after_the_other(lab)
         await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
         await lab.pod("p2", **labelled("s0:c7"))
         await lab.until(lambda: warnings(lab, "SELinux label"), what="event about the other label")
-        assert len({request.target_path for request in driver.named("NodePublishVolume")}) == 1
+        assert len({request.target_path for request in driver.requests("NodePublishVolume")}) == 1
         await lab.delete("p1")
         await lab.phase("p2", "Running")
         names = [name for name, _ in driver.calls if name.endswith("stageVolume") or name == "NodeStageVolume"]
         assert names[-2:] == ["NodeUnstageVolume", "NodeStageVolume"]
-        assert 's0:c7"' in driver.named("NodeStageVolume")[-1].volume_capability.mount.mount_flags[0]
+        assert 's0:c7"' in driver.requests("NodeStageVolume")[-1].volume_capability.mount.mount_flags[0]
         await lab.gone("p1")
         await lab.end("p2")
 
@@ -206,7 +206,7 @@ async def test_without_se_linux_no_mount_has_a_label(lab):
         await lab.start_agent(has_se_linux=False)
         await lab.pod("p1", **labelled("s0:c1,c2"))
         await lab.phase("p1", "Running")
-        for request in (*driver.named("NodeStageVolume"), *driver.named("NodePublishVolume")):
+        for request in (*driver.requests("NodeStageVolume"), *driver.requests("NodePublishVolume")):
             assert list(request.volume_capability.mount.mount_flags) == []
         await lab.end("p1")
 
@@ -236,7 +236,7 @@ async def test_an_event_says_which_step_failed_for_which_volume(lab, mode, metho
         async with lab.driver() as driver:
             (driver.data / "vol-c1.device").symlink_to(device.path)
             await lab.start_agent()
-            driver.misbehave(method, "INTERNAL")
+            driver.fail(method, "INTERNAL")
             devices = [{"name": "data", "devicePath": "/dev/disk"}] if mode == "Block" else []
             await lab.pod(devices=devices)
             await lab.until(lambda: warnings(lab, f'{step} failed for volume "pv-c1" : '), what="event")

@@ -44,8 +44,8 @@ async def test_a_driver_gets_tokens_of_the_pods_account_bound_to_the_pod(lab, in
         await lab.start_agent()
         pod = await lab.pod(serviceAccountName="worker")
         await lab.phase("p1", "Running")
-        (request,) = driver.named("NodePublishVolume")
-        (staged,) = driver.named("NodeStageVolume")
+        (request,) = driver.requests("NodePublishVolume")
+        (staged,) = driver.requests("NodeStageVolume")
         place, empty = (
             (request.secrets, request.volume_context) if in_secrets else (request.volume_context, request.secrets)
         )
@@ -69,15 +69,15 @@ async def test_a_driver_is_not_asked_while_there_is_no_token(lab):
     async with lab.driver() as driver:
         await lab.start_agent()
         await lab.pod()
-        await lab.until(lambda: driver.named("NodeStageVolume"))
+        await lab.until(lambda: driver.requests("NodeStageVolume"))
         name = "kubernetes.io/csi/scripted.dev^vol-c1"
         volumes = lab.agent.volumes.world.actual
         if await lab.client.find(ServiceAccount, "default", "default") is None:
             await lab.until(lambda: volumes[name].backoffs, what="no token, no publish")
-            assert driver.named("NodePublishVolume") == []
+            assert driver.requests("NodePublishVolume") == []
             await ensure_account(lab)
         await lab.phase("p1", "Running")
-        assert TOKENS in driver.named("NodePublishVolume")[-1].volume_context
+        assert TOKENS in driver.requests("NodePublishVolume")[-1].volume_context
         await lab.end("p1")
 
 
@@ -313,9 +313,9 @@ async def test_secrets_of_a_volume_reach_the_driver_and_a_missing_one_holds_the_
         await lab.client.create(Secret, {"metadata": {"name": "stage"}, "data": {"k": "c3RhZ2U="}}, "kube-system")
         pod = await lab.pod()
         await lab.until(lambda: any("publish" in one for one in agent.volumes.unmounted(pod)), what="secret missed")
-        assert driver.named("NodePublishVolume") == []
+        assert driver.requests("NodePublishVolume") == []
         await lab.client.create(Secret, {"metadata": {"name": "publish"}, "data": {"k": "cHVibGlzaA=="}}, "kube-system")
         await lab.phase("p1", "Running")
-        assert dict(driver.named("NodeStageVolume")[-1].secrets) == {"k": "stage"}
-        assert dict(driver.named("NodePublishVolume")[-1].secrets) == {"k": "publish"}
+        assert dict(driver.requests("NodeStageVolume")[-1].secrets) == {"k": "stage"}
+        assert dict(driver.requests("NodePublishVolume")[-1].secrets) == {"k": "publish"}
         await lab.end("p1")

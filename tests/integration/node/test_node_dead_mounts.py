@@ -14,7 +14,7 @@ from moorage.host import filesystems, libc, loop, mountinfo, mounts
 from moorage.node.layout import NodeLayout
 from moorage.node.pods.cleanup import find_containers
 from moorage.node.volumes.observe import observe
-from moorage.testing.node_driver import LIE
+from moorage.testing import LIE
 
 pytestmark = pytest.mark.root
 _IN, _OUT = struct.Struct("=IIQQIIII"), struct.Struct("=IiQ")
@@ -136,10 +136,10 @@ async def test_dead_mounts_go_with_their_pod_although_the_driver_does_nothing(la
         await lab.start_agent()
         pod = await running(lab, driver)
         replace(lab, pod, refusing)
-        driver.misbehave("NodeUnpublishVolume", LIE)
-        driver.misbehave("NodeUnstageVolume", LIE)
+        driver.fail("NodeUnpublishVolume", LIE)
+        driver.fail("NodeUnstageVolume", LIE)
         await end(lab, driver, "p1")
-        assert len(driver.named("NodeUnpublishVolume")) == len(driver.named("NodeUnstageVolume")) == 1
+        assert len(driver.requests("NodeUnpublishVolume")) == len(driver.requests("NodeUnstageVolume")) == 1
 
 
 async def test_dead_mounts_found_after_a_restart_are_made_anew(lab, refusing):
@@ -191,7 +191,7 @@ async def test_the_next_pod_gets_a_volume_whose_staged_mount_died(lab, refusing)
         await lab.pod("p2", command="cat /data/kept", restartPolicy="Never")
         await lab.phase("p2", "Succeeded")
         assert not mounts.is_corrupted(staging)
-        assert len(driver.named("NodeStageVolume")) == 2
+        assert len(driver.requests("NodeStageVolume")) == 2
         await end(lab, driver, "p1", "p2")
 
 
@@ -244,8 +244,8 @@ async def test_a_filesystem_that_was_shut_down_leaves_with_its_pod_and_keeps_its
         os.close(descriptor)
         assert mounts.is_corrupted(lab.target(pod))
         if not driver_helps:
-            driver.misbehave("NodeUnpublishVolume", LIE)
-            driver.misbehave("NodeUnstageVolume", LIE)
+            driver.fail("NodeUnpublishVolume", LIE)
+            driver.fail("NodeUnstageVolume", LIE)
         await lab.delete("p1")
         await lab.gone("p1")
         await lab.until(lambda: not lab.mounted(), what="nothing mounted")

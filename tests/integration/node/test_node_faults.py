@@ -12,7 +12,7 @@ from moorage.kube.api import config as kube_config
 from moorage.kube.objects.core import Node, Pod
 from moorage.node.config import AgentConfig
 from moorage.node.run import run
-from moorage.testing.node_driver import HANG, LIE
+from moorage.testing import HANG, LIE
 
 pytestmark = pytest.mark.root
 VOLUME = "kubernetes.io/csi/scripted.dev^vol-c1"
@@ -36,10 +36,10 @@ async def test_a_dead_mount_is_taken_away_although_the_driver_did_nothing(lab):
         for place in (lab.target(pod), staging):
             mounts.unmount(place, lazy=True)
             mount_and_kill(place)
-        driver.misbehave("NodeUnpublishVolume", LIE)
-        driver.misbehave("NodeUnstageVolume", LIE)
+        driver.fail("NodeUnpublishVolume", LIE)
+        driver.fail("NodeUnstageVolume", LIE)
         await lab.end("p1")
-        assert len(driver.named("NodeUnpublishVolume")) == len(driver.named("NodeUnstageVolume")) == 1
+        assert len(driver.requests("NodeUnpublishVolume")) == len(driver.requests("NodeUnstageVolume")) == 1
         assert (driver.data / "vol-c1" / "kept").read_text() == "data"
 
 
@@ -83,7 +83,7 @@ async def test_a_container_started_again_finds_its_volume_although_the_mount_was
         (data / "second").touch()
         (data / "go").touch()
         await lab.phase("p1", "Succeeded")
-        assert len(driver.named("NodePublishVolume")) >= 2
+        assert len(driver.requests("NodePublishVolume")) >= 2
         await lab.end("p1")
 
 
@@ -93,12 +93,12 @@ async def test_a_driver_replaced_while_it_stages_is_asked_again_behind_its_new_s
     old, new = lab.driver(), lab.driver()
     await old.start()
     await lab.start_agent(call_timeout_s=60.0)
-    old.misbehave("NodeStageVolume", HANG)
+    old.fail("NodeStageVolume", HANG)
     await lab.pod()
-    await lab.until(lambda: old.named("NodeStageVolume"), what="the old driver is staging")
+    await lab.until(lambda: old.requests("NodeStageVolume"), what="the old driver is staging")
     await new.start()  # same paths, other sockets
     await lab.phase("p1", "Running")
-    assert new.named("NodeStageVolume")
+    assert new.requests("NodeStageVolume")
     await lab.end("p1")
     await new.stop()
     await old.stop()  # gRPC removes the socket's path, whoever made it last
@@ -109,9 +109,9 @@ async def test_a_pod_force_deleted_while_it_starts_leaves_nothing(lab):
     await lab.volume()
     async with lab.driver() as driver:
         agent = await lab.start_agent(call_timeout_s=1.0)
-        driver.misbehave("NodePublishVolume", HANG, HANG, after_effect=True)
+        driver.fail("NodePublishVolume", HANG, HANG, is_done=True)
         pod = await lab.pod()
-        await lab.until(lambda: driver.named("NodePublishVolume"))
+        await lab.until(lambda: driver.requests("NodePublishVolume"))
         await lab.delete("p1", grace_s=0)
         assert await lab.client.find(Pod, "p1", "default") is None
         await lab.until(lambda: pod.uid not in agent.pods.workers, what="pod forgotten")
@@ -149,7 +149,7 @@ async def test_a_full_root_directory_holds_pods_up_until_there_is_room(lab):
                 return [text for text in await lab.messages("FailedMount") if "No space left" in text]
 
             await lab.until(complained, what="event about the full disk")
-            assert driver.named("NodePublishVolume") == []
+            assert driver.requests("NodePublishVolume") == []
             (disk / "filler").unlink()
             await lab.phase("p1", "Running")
             await lab.end("p1")
@@ -218,8 +218,8 @@ async def test_several_agents_on_one_machine_keep_out_of_each_others_way(lab):
         await lab.pod("p2", "c2", nodeName="n2")
         for name in ("p1", "p2"):
             await lab.phase(name, "Running")
-        assert {request.volume_id for request in one.named("NodePublishVolume")} == {"vol-c1"}
-        assert {request.volume_id for request in second.named("NodePublishVolume")} == {"vol-c2"}
+        assert {request.volume_id for request in one.requests("NodePublishVolume")} == {"vol-c1"}
+        assert {request.volume_id for request in second.requests("NodePublishVolume")} == {"vol-c2"}
         await lab.end("p1")
         assert (await lab.client.get(Pod, "p2", "default")).status.phase == "Running"
         assert len(mountinfo.mounts_below(other_root)) == 2
@@ -262,7 +262,7 @@ async def test_what_goes_well_is_told_later_while_many_volumes_wait_for_a_driver
     names = [f"c{number}" for number in range(12)]
     async with lab.driver() as driver:
         agent = await lab.start_agent()
-        driver.misbehave("NodeStageVolume", *[HANG] * len(names))
+        driver.fail("NodeStageVolume", *[HANG] * len(names))
         for name in names:
             await lab.volume(name)
             await lab.pod(name, name)

@@ -164,7 +164,7 @@ async def test_what_a_driver_mounts_long_after_it_was_given_up_is_taken_away_whi
         assert (theirs / "data").read_text() == "kept"
         assert len(lab.mounted()) == 2  # what is wanted stays
         assert mountinfo.mount_at(lab.target(pod)) is not None
-        assert driver.named("NodeUnpublishVolume") == []
+        assert driver.requests("NodeUnpublishVolume") == []
         await lab.end("p1")
 
 

@@ -128,7 +128,7 @@ async def test_a_node_deleted_behind_the_agents_back_comes_back_with_all_it_said
     await lab.volume()
     agent = await lab.start_agent()
     async with lab.driver(topology={"zone": "z"}) as driver:
-        await lab.until(lambda: driver.told, what="driver registered")
+        await lab.until(lambda: driver.statuses, what="driver registered")
         await lab.pod()
         volume = "kubernetes.io/csi/scripted.dev^vol-c1"
 
@@ -172,7 +172,7 @@ async def test_the_last_writes_of_a_removed_node_do_not_make_it_again(lab):
 
 async def test_a_node_is_not_removed_while_a_volume_is_mounted_on_it(lab):
     async with lab.one_pod(on_stop=REMOVE, drain_timeout_s=2.0) as (driver, _):
-        driver.misbehave("NodeUnpublishVolume", *["INTERNAL"] * 20)
+        driver.fail("NodeUnpublishVolume", *["INTERNAL"] * 20)
         await lab.stop_agent()
         node = await lab.client.find(Node, "n1")
         assert node is not None
@@ -210,7 +210,7 @@ async def test_the_period_of_a_drivers_limits_follows_its_object(lab, monkeypatc
     monkeypatch.setattr(PluginManager, "reconsider", lambda manager: (heard.append(1), reconsider(manager)))
     agent = await lab.start_agent()
     async with lab.driver() as driver:
-        await lab.until(lambda: driver.told, what="driver registered")
+        await lab.until(lambda: driver.statuses, what="driver registered")
         assert _refresh_period(agent, "scripted.dev") == 0.0
         await lab.driver_object(nodeAllocatableUpdatePeriodSeconds=10)
         await lab.until(lambda: _refresh_period(agent, "scripted.dev") == 10.0, what="period heard of")

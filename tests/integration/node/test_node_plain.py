@@ -18,7 +18,7 @@ from moorage.node.volumes.mounters import builtin
 from moorage.node.volumes.mounters.builtin import PlainBody, PlainMounter, plugin_of
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.state import ActualPod, ActualVolume, MountState, PlainSource, PodRef, StepFailure, VolumeUse
-from moorage.testing.node_driver import until
+from moorage.testing import until
 
 pytestmark = pytest.mark.root
 UID = PodUid("uid-1")

@@ -16,8 +16,7 @@ from moorage.kube.objects.storage import CSINode
 from moorage.node.plugins.csi_node import DriverNodeInfo, NodeDrivers
 from moorage.node.plugins.manager import PluginManager
 from moorage.node.plugins.registry import DriverRegistry
-from moorage.testing.node_driver import HANG, ScriptedDriver, until
-from moorage.testing.server import serve
+from moorage.testing import HANG, ScriptedDriver, serve, until
 
 NODE_ID = "csi.volume.kubernetes.io/nodeid"
 MIGRATED = "storage.alpha.kubernetes.io/migrated-plugins"
@@ -52,7 +51,7 @@ class Setting:
 
     def driver(self, name="a.dev", **settings):
         socket = self.base / f"{name}{len(list(self.base.iterdir()))}.sock"
-        return ScriptedDriver(name, self.base / "data", socket, self.directory, **settings)
+        return ScriptedDriver(socket, name, data=self.base / "data", registry=self.directory, **settings)
 
     def start(self):
         self.manager = PluginManager(
@@ -79,7 +78,7 @@ class Setting:
 
     async def registered(self, driver, times=1):
         return await until(
-            lambda: sum(one.plugin_registered for one in driver.told) >= times, what=f"{driver.name} told"
+            lambda: sum(one.plugin_registered for one in driver.statuses) >= times, what=f"{driver.name} told"
         )
 
     async def without(self, name):
@@ -172,17 +171,17 @@ async def test_an_annotation_of_nonsense_is_replaced(node):
 
 async def test_without_an_endpoint_the_registration_socket_is_the_drivers(node):
     node.start()
-    async with node.driver(endpoint="") as driver:
+    async with node.driver(registered_endpoint="") as driver:
         await node.registered(driver)
         assert node.registry.get("a.dev").endpoint == str(driver.registration_socket)
 
 
 async def test_an_endpoint_that_is_no_socket_is_refused_in_words(node):
     node.start()
-    async with node.driver(endpoint="tcp://1.2.3.4:5") as driver:
-        await until(lambda: driver.told)
-        assert not driver.told[0].plugin_registered
-        assert "only unix sockets" in driver.told[0].error
+    async with node.driver(registered_endpoint="tcp://1.2.3.4:5") as driver:
+        await until(lambda: driver.statuses)
+        assert not driver.statuses[0].plugin_registered
+        assert "only unix sockets" in driver.statuses[0].error
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0, None), (-3, None), (5, 5), (2**40, 2**31 - 1)])
@@ -224,30 +223,30 @@ async def test_an_id_and_topology_that_changed_while_nobody_looked_replace_the_e
 async def test_a_driver_that_fails_at_first_is_told_so_and_tried_again(node, method, what):
     node.start()
     driver = node.driver()
-    driver.misbehave(method, what)
+    driver.fail(method, what)
     async with driver:
         await node.registered(driver)
-        assert [one.plugin_registered for one in driver.told] == [False, True]
-        assert "a.dev" in driver.told[0].error
-        assert "NodeGetInfo" in driver.told[0].error
+        assert [one.plugin_registered for one in driver.statuses] == [False, True]
+        assert "a.dev" in driver.statuses[0].error
+        assert "NodeGetInfo" in driver.statuses[0].error
         assert set(await node.entries()) == {"a.dev"}
 
 
 async def test_a_plugin_that_does_not_say_who_it_is_in_time_is_asked_again(node):
     node.start()
     slow, fine = node.driver("slow.dev"), node.driver("fine.dev")
-    slow.misbehave("GetInfo", HANG, "garbage")
+    slow.fail("GetInfo", HANG, "garbage")
     async with slow, fine:
         await node.registered(fine)
-        assert slow.told == []
+        assert slow.statuses == []
         await node.registered(slow)
-        assert len(slow.named("GetInfo")) == 3
+        assert len(slow.requests("GetInfo")) == 3
 
 
 async def test_a_plugin_that_does_not_take_the_good_news_is_not_registered(node):
     node.start()
     driver = node.driver()
-    driver.misbehave("NotifyRegistrationStatus", "INTERNAL")
+    driver.fail("NotifyRegistrationStatus", "INTERNAL")
     before = []
     node.registry.subscribe(lambda name: before.append((name, node.registry.find(name) is not None)))
     async with driver:
@@ -263,9 +262,9 @@ async def test_a_second_driver_of_the_name_needs_a_higher_version(node):
         same = node.driver()
         same.registry = node.directory / "second"
         async with same:
-            await until(lambda: same.told)
-            assert not same.told[0].plugin_registered
-            assert "already registered" in same.told[0].error
+            await until(lambda: same.statuses)
+            assert not same.statuses[0].plugin_registered
+            assert "already registered" in same.statuses[0].error
             assert node.registry.get("a.dev").endpoint == str(first.socket)
         higher = node.driver(versions=("1.0.0", "1.1.0"), node_id="node-2")
         higher.registry = node.directory / "third"
@@ -288,7 +287,7 @@ async def test_a_limit_is_read_again_as_often_as_the_cluster_asks(node):
         node.periods["a.dev"] = 3600.0
         node.manager.reconsider()
         await asyncio.sleep(0)
-        assert len(driver.named("NodeGetInfo")) == 1
+        assert len(driver.requests("NodeGetInfo")) == 1
 
         async def counts(wanted):
             return (await node.entries())["a.dev"].allocatable.count == wanted
@@ -296,10 +295,10 @@ async def test_a_limit_is_read_again_as_often_as_the_cluster_asks(node):
         node.periods["a.dev"] = 0.05  # a new period counts at once, not when the old one is over
         node.manager.reconsider()
         await until(lambda: counts(4))
-        driver.misbehave("NodeGetInfo", "INTERNAL")
+        driver.fail("NodeGetInfo", "INTERNAL")
         driver.max_volumes = 5
         await until(lambda: counts(5))  # a failure leaves the entry, and the next time it is read
-        assert [one.plugin_registered for one in driver.told] == [True]
+        assert [one.plugin_registered for one in driver.statuses] == [True]
 
 
 async def test_a_node_made_anew_is_told_of_its_drivers_again(node):
@@ -316,7 +315,7 @@ async def test_a_node_made_anew_is_told_of_its_drivers_again(node):
             return owned and found.spec.drivers and new.labels.get("zone") == "z" and await node.ids()
 
         await until(published)
-        assert [one.plugin_registered for one in driver.told] == [True]
+        assert [one.plugin_registered for one in driver.statuses] == [True]
 
 
 async def test_an_entry_that_cannot_be_removed_now_is_removed_later(node):
@@ -353,7 +352,7 @@ async def test_a_socket_made_anew_waits_until_the_old_one_is_withdrawn(node):
     await until(lambda: node.registry.find("a.dev") is None)
     async with node.driver("b.dev") as another:  # meanwhile the new socket has been seen
         await node.registered(another)
-        assert len(driver.named("GetInfo")) == 1
+        assert len(driver.requests("GetInfo")) == 1
         node.published.gate.set()
         await node.registered(driver, times=2)
         assert node.published.withdrawn == 1
@@ -364,9 +363,9 @@ async def test_a_socket_made_anew_waits_until_the_old_one_is_withdrawn(node):
 async def test_a_socket_that_goes_while_its_driver_hangs_leaves_nothing(node):
     node.start()
     driver = node.driver()
-    driver.misbehave("NodeGetInfo", HANG)
+    driver.fail("NodeGetInfo", HANG)
     await driver.start()
-    await until(lambda: driver.named("NodeGetInfo"))
+    await until(lambda: driver.requests("NodeGetInfo"))
     driver.registration_socket.unlink()
     await until(lambda: node.registry.find("a.dev") is None)
     await driver.stop()
@@ -388,7 +387,7 @@ async def test_a_plugin_that_breaks_the_agents_own_code_is_asked_again(node, mon
     node.start()
     async with node.driver() as driver:
         await node.registered(driver)
-        assert "a fault of ours" in driver.told[0].error
+        assert "a fault of ours" in driver.statuses[0].error
 
 
 def newer(node, **settings):
@@ -413,10 +412,10 @@ async def test_a_newer_driver_that_does_not_work_does_not_take_the_name_from_one
         heard = []
         node.registry.subscribe(heard.append)
         bad = newer(node)
-        bad.misbehave("NodeGetInfo", *["INTERNAL"] * 50)
+        bad.fail("NodeGetInfo", *["INTERNAL"] * 50)
         async with bad:
-            await until(lambda: len(bad.told) >= 2)
-            assert not any(one.plugin_registered for one in bad.told)
+            await until(lambda: len(bad.statuses) >= 2)
+            assert not any(one.plugin_registered for one in bad.statuses)
             assert node.registry.get("a.dev").endpoint == str(good.socket)
         assert heard == []
         assert (await node.entries())["a.dev"].node_id == "node-1"
@@ -442,9 +441,9 @@ async def test_a_newer_driver_that_fails_after_it_took_the_name_gives_it_back(no
     async with node.driver() as older:
         await node.registered(older)
         failing = newer(node)
-        failing.misbehave("NotifyRegistrationStatus", *["INTERNAL"] * 50)
+        failing.fail("NotifyRegistrationStatus", *["INTERNAL"] * 50)
         async with failing:
-            await until(lambda: len(failing.named("NotifyRegistrationStatus")) >= 2)
+            await until(lambda: len(failing.requests("NotifyRegistrationStatus")) >= 2)
         await until(lambda: (found := node.registry.find("a.dev")) and found.endpoint == str(older.socket))
         await entry_of(node, "node-1")
         assert await node.registry.get("a.dev").capabilities()

@@ -619,5 +619,5 @@ async def test_a_pod_that_cannot_run_here_gets_no_volume_from_the_next_agent_eit
         await lab.crash_agent()
         agent = await lab.start_agent()  # it returns when the agent is ready, and so has said what it wants
         assert agent.volumes.world.desired == {}
-        assert driver.named("NodeStageVolume") == []
+        assert driver.requests("NodeStageVolume") == []
         await lab.end("p1")

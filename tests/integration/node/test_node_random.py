@@ -32,7 +32,7 @@ from moorage.node.volumes.state import (
     VolumeUse,
     settle,
 )
-from moorage.testing.node_driver import GARBAGE, LIE, ScriptedDriver
+from moorage.testing import GARBAGE, LIE, ScriptedDriver
 
 pytestmark = pytest.mark.root
 PODS = [PodUid(f"uid-{number}") for number in range(3)]
@@ -152,7 +152,7 @@ class Story:
     def let_it_misbehave(self):
         method = self.random.choice(CALLS)
         kinds = ANSWERS if "Un" not in method else [*ANSWERS, LIE]
-        self.driver.misbehave(method, self.random.choice(kinds), after_effect=self.random.random() < 0.5)
+        self.driver.fail(method, self.random.choice(kinds), is_done=self.random.random() < 0.5)
 
     async def step(self, *, may_crash: bool):
         """One action for each volume; a crash ends them all wherever they are."""
@@ -221,7 +221,7 @@ class Story:
 async def driver(tmp_path):
     base = Path("/tmp") / f"moorage-random-{os.getpid()}-{tmp_path.name[-20:]}"
     base.mkdir()
-    async with ScriptedDriver("scripted.dev", base / "d", base / "csi.sock") as made:
+    async with ScriptedDriver(base / "csi.sock", "scripted.dev", data=base / "d") as made:
         backing = base / "disk"
         backing.write_bytes(bytes(1 << 20))
         device = loop.attach(backing, direct_io=False)

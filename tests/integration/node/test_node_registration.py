@@ -7,7 +7,7 @@ import pytest
 
 from moorage.kube.objects.core import Node
 from moorage.kube.objects.storage import CSINode
-from moorage.testing.node_driver import HANG
+from moorage.testing import HANG
 
 pytestmark = pytest.mark.root
 
@@ -28,8 +28,8 @@ async def test_a_driver_is_published_with_its_id_topology_and_limit_and_withdraw
         node = await lab.client.get(Node, "n1")
         assert node.labels["topology.scripted.dev/zone"] == "z1"
         assert json.loads(node.annotations["csi.volume.kubernetes.io/nodeid"]) == {"scripted.dev": "node-1"}
-        await lab.until(lambda: driver.told, what="driver told")
-        assert driver.told[-1].plugin_registered
+        await lab.until(lambda: driver.statuses, what="driver told")
+        assert driver.statuses[-1].plugin_registered
 
     async def withdrawn():
         return not await entries(lab)
@@ -46,7 +46,7 @@ async def test_a_driver_is_published_with_its_id_topology_and_limit_and_withdraw
 async def test_a_driver_that_hangs_does_not_hold_up_another(lab):
     await lab.start_agent()
     stuck, fine = lab.driver("stuck.dev"), lab.driver("fine.dev")
-    stuck.misbehave("NodeGetInfo", HANG)
+    stuck.fail("NodeGetInfo", HANG)
     async with stuck, fine:
 
         async def fine_is_there():
@@ -90,9 +90,9 @@ async def test_a_driver_that_cannot_be_taken_is_told_why(lab, settings, words):
     agent = await lab.start_agent()
     driver = lab.driver(**settings)
     async with driver:
-        await lab.until(lambda: driver.told, what="driver told")
-        assert not driver.told[0].plugin_registered
-        assert words in driver.told[0].error
+        await lab.until(lambda: driver.statuses, what="driver told")
+        assert not driver.statuses[0].plugin_registered
+        assert words in driver.statuses[0].error
         assert agent.registry.find("scripted.dev") is None
         assert await entries(lab) == {}
 
@@ -101,8 +101,8 @@ async def test_a_topology_label_that_contradicts_the_node_is_refused(lab):
     await lab.start_agent(labels={"zone": "here"})
     driver = lab.driver(topology={"zone": "elsewhere"})
     async with driver:
-        await lab.until(lambda: driver.told)
-        assert "zone=elsewhere" in driver.told[0].error
+        await lab.until(lambda: driver.statuses)
+        assert "zone=elsewhere" in driver.statuses[0].error
         assert await entries(lab) == {}
 
 
@@ -123,7 +123,7 @@ async def test_after_a_restart_no_volume_fails_for_want_of_a_driver_that_is_ther
         await lab.crash_agent()
         agent = await lab.start_agent()
         await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
-        assert len(driver.named("NodePublishVolume")) == 2
+        assert len(driver.requests("NodePublishVolume")) == 2
         assert len(await lab.failed_mounts()) == before
         await lab.end("p1")
 
@@ -138,5 +138,5 @@ async def test_a_driver_that_does_not_answer_at_a_restart_holds_the_agent_up_for
             agent = await lab.start_agent()
             await lab.until(lambda: agent.volumes.is_mounted(pod), what="volume confirmed")
         deaf.unlink()
-        assert driver.named("NodeUnpublishVolume") == []
+        assert driver.requests("NodeUnpublishVolume") == []
         await lab.end("p1")

@@ -90,12 +90,14 @@ async def test_a_restarted_agent_leaves_what_runs_alone(lab, rights):
         await lab.pod(command="while sleep 0.05; do date >> /data/file || exit 1; done")
         before = await lab.phase("p1", "Running")
         await lab.crash_agent()
-        asked = len(driver.named("NodePublishVolume"))
+        asked = len(driver.requests("NodePublishVolume"))
         await lab.start_agent(rights)
-        await lab.until(lambda: len(driver.named("NodePublishVolume")) > asked, what="volume confirmed by its driver")
+        await lab.until(
+            lambda: len(driver.requests("NodePublishVolume")) > asked, what="volume confirmed by its driver"
+        )
         after = await lab.phase("p1", "Running")
-        assert driver.named("NodeUnpublishVolume") == []
-        assert driver.named("NodeUnstageVolume") == []
+        assert driver.requests("NodeUnpublishVolume") == []
+        assert driver.requests("NodeUnstageVolume") == []
         assert after.status.container_statuses[0].restart_count == 0
         assert after.status.container_statuses[0].container_id == before.status.container_statuses[0].container_id
         await lab.end("p1")
@@ -118,8 +120,8 @@ async def test_a_pod_keeps_its_volume_when_its_claim_went_while_no_agent_was_the
         await lab.pod("p2", "c2")
         await lab.phase("p2", "Running")
         assert str(lab.target(pod)) in lab.mounted()
-        assert driver.named("NodeUnpublishVolume") == [], "the pod is not over and has the volume"
+        assert driver.requests("NodeUnpublishVolume") == [], "the pod is not over and has the volume"
         await lab.delete("p1")
         await lab.gone("p1")
-        assert len(driver.named("NodeUnpublishVolume")) == 1
+        assert len(driver.requests("NodeUnpublishVolume")) == 1
         await lab.end("p2")

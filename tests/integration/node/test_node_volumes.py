@@ -13,7 +13,7 @@ from moorage.kube.objects.storage import VolumeAttachment
 from moorage.node.layout import attachment_name
 from moorage.node.runtime import namespaces
 from moorage.node.volumes.driver_calls import uncover
-from moorage.testing.node_driver import DIE, GARBAGE, HANG, LIE, ScriptedDriver
+from moorage.testing import DIE, GARBAGE, HANG, LIE, ScriptedDriver
 
 pytestmark = pytest.mark.root
 
@@ -27,7 +27,7 @@ async def test_a_pod_gets_its_volume_and_leaves_nothing_behind(lab):
         await lab.phase("p1", "Running")
         kept = lab.base / "d" / "scripted.dev" / "vol-c1" / "file"
         await lab.until(kept.exists)
-        (stage,), (publish,) = driver.named("NodeStageVolume"), driver.named("NodePublishVolume")
+        (stage,), (publish,) = driver.requests("NodeStageVolume"), driver.requests("NodePublishVolume")
         assert stage.staging_target_path == publish.staging_target_path
         assert publish.target_path == str(lab.target(pod))
         assert publish.volume_context["csi.storage.k8s.io/pod.name"] == "p1"
@@ -35,7 +35,7 @@ async def test_a_pod_gets_its_volume_and_leaves_nothing_behind(lab):
 
         await lab.delete("p1")
         await lab.gone("p1")
-        await lab.until(lambda: driver.named("NodeUnstageVolume"), what="unstaged")
+        await lab.until(lambda: driver.requests("NodeUnstageVolume"), what="unstaged")
         await lab.until(lambda: not lab.mounted())
         assert not (lab.root / "pods" / pod.uid).exists()
         assert kept.read_text() == "kept\n"
@@ -44,16 +44,16 @@ async def test_a_pod_gets_its_volume_and_leaves_nothing_behind(lab):
 
 @pytest.mark.parametrize("method", ["NodeStageVolume", "NodePublishVolume"])
 @pytest.mark.parametrize("what", ["INTERNAL", "UNAVAILABLE", GARBAGE])
-@pytest.mark.parametrize("after_effect", [False, True])
-async def test_a_wrong_answer_is_survived_whether_or_not_the_work_was_done(lab, method, what, after_effect):
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_a_wrong_answer_is_survived_whether_or_not_the_work_was_done(lab, method, what, is_done):
     await lab.driver_object()
     await lab.volume()
     async with lab.driver() as driver:
         await lab.start_agent()
-        driver.misbehave(method, what, after_effect=after_effect)
+        driver.fail(method, what, is_done=is_done)
         await lab.pod()
         await lab.phase("p1", "Running")
-        assert len(driver.named(method)) == 2
+        assert len(driver.requests(method)) == 2
         assert any("failed for volume" in text for text in await lab.messages("FailedMount"))
         await lab.end("p1")
 
@@ -62,11 +62,11 @@ async def test_a_wrong_answer_is_survived_whether_or_not_the_work_was_done(lab, 
 @pytest.mark.parametrize("what", ["INTERNAL", "UNAVAILABLE", LIE])
 async def test_teardown_is_repeated_until_the_kernel_agrees(lab, method, what):
     async with lab.one_pod() as (driver, _):
-        driver.misbehave(method, what)
+        driver.fail(method, what)
         await lab.delete("p1")
         await lab.gone("p1")
         await lab.until(lambda: not lab.mounted())
-        assert len(driver.named(method)) == 2
+        assert len(driver.requests(method)) == 2
         unpublished = [index for index, (name, _) in enumerate(driver.calls) if name == "NodeUnpublishVolume"]
         unstaged = [index for index, (name, _) in enumerate(driver.calls) if name == "NodeUnstageVolume"]
         assert max(unpublished) < min(unstaged)
@@ -78,12 +78,12 @@ async def test_a_pod_deleted_while_its_driver_hangs_is_cleaned_up_with_everythin
     await lab.volume()
     async with lab.driver() as driver:
         await lab.start_agent(call_timeout_s=0.5)
-        driver.misbehave("NodePublishVolume", HANG, HANG, HANG, after_effect=True)
+        driver.fail("NodePublishVolume", HANG, HANG, HANG, is_done=True)
         await lab.pod()
-        await lab.until(lambda: driver.named("NodePublishVolume"))
+        await lab.until(lambda: driver.requests("NodePublishVolume"))
         await lab.delete("p1")
         await lab.gone("p1")
-        assert driver.named("NodeUnpublishVolume")
+        assert driver.requests("NodeUnpublishVolume")
         await lab.until(lambda: not lab.mounted())
         driver.release()
         await lab.stop_agent()
@@ -95,15 +95,15 @@ async def test_a_driver_that_dies_in_the_middle_of_staging_is_asked_again_when_i
     driver = lab.driver()
     await driver.start()
     await lab.start_agent()
-    driver.misbehave("NodeStageVolume", DIE, after_effect=True)
+    driver.fail("NodeStageVolume", DIE, is_done=True)
     await lab.pod()
-    await lab.until(lambda: driver.named("NodeStageVolume"))
+    await lab.until(lambda: driver.requests("NodeStageVolume"))
     await lab.until(lambda: not driver._servers, what="driver dead")
     await driver.start()
     await lab.phase("p1", "Running", timeout_s=60)
-    assert len(driver.named("NodeStageVolume")) == 2, "nobody knows what the first call did"
+    assert len(driver.requests("NodeStageVolume")) == 2, "nobody knows what the first call did"
     await lab.end("p1")
-    assert len(driver.named("NodeUnstageVolume")) == 1
+    assert len(driver.requests("NodeUnstageVolume")) == 1
     await driver.stop()
 
 
@@ -116,14 +116,14 @@ async def test_two_pods_share_a_volume_and_it_is_staged_once_and_unstaged_after_
             await lab.pod(name)
         for name in ("p1", "p2"):
             await lab.phase(name, "Running")
-        assert len(driver.named("NodeStageVolume")) == 1
+        assert len(driver.requests("NodeStageVolume")) == 1
         await lab.delete("p1")
         await lab.gone("p1")
         await asyncio.sleep(0.1)
-        assert driver.named("NodeUnstageVolume") == []
+        assert driver.requests("NodeUnstageVolume") == []
         await lab.delete("p2")
         await lab.gone("p2")
-        await lab.until(lambda: driver.named("NodeUnstageVolume"))
+        await lab.until(lambda: driver.requests("NodeUnstageVolume"))
         await lab.until(lambda: not lab.mounted())
         await lab.stop_agent()
 
@@ -138,8 +138,8 @@ async def test_read_write_once_pod_is_for_one_pod(lab):
         second = await lab.pod("p2")
         await lab.phase("p2", "Pending")
         await asyncio.sleep(0.2)
-        assert {request.target_path for request in driver.named("NodePublishVolume")} != {str(lab.target(second))}
-        assert len(driver.named("NodePublishVolume")) == 1
+        assert {request.target_path for request in driver.requests("NodePublishVolume")} != {str(lab.target(second))}
+        assert len(driver.requests("NodePublishVolume")) == 1
         await lab.delete("p1")
         await lab.phase("p2", "Running")
         await lab.end("p2")
@@ -157,7 +157,7 @@ async def test_an_attachable_volume_waits_for_the_whole_handshake(lab):
             return unique in (await lab.client.get(Node, "n1")).status.volumes_in_use
 
         await lab.until(reported, what="volume in use")
-        assert driver.named("NodeStageVolume") == []
+        assert driver.requests("NodeStageVolume") == []
         name = attachment_name("scripted.dev", "vol-c1", "n1")
         await lab.client.create(
             VolumeAttachment,
@@ -173,11 +173,11 @@ async def test_an_attachable_volume_waits_for_the_whole_handshake(lab):
         status = {"status": {"attached": True, "attachmentMetadata": {"device": "here"}}}
         await lab.client.patch(VolumeAttachment, name, status, subresource="status")
         await asyncio.sleep(0.1)
-        assert driver.named("NodeStageVolume") == []  # the node does not list it yet
+        assert driver.requests("NodeStageVolume") == []  # the node does not list it yet
         listed = {"status": {"volumesAttached": [{"name": unique, "devicePath": ""}]}}
         await lab.client.patch(Node, "n1", listed, subresource="status")
         await lab.phase("p1", "Running")
-        assert driver.named("NodeStageVolume")[0].publish_context["device"] == "here"
+        assert driver.requests("NodeStageVolume")[0].publish_context["device"] == "here"
 
         await lab.delete("p1")
         await lab.gone("p1")
@@ -186,7 +186,7 @@ async def test_an_attachable_volume_waits_for_the_whole_handshake(lab):
             return unique not in (await lab.client.get(Node, "n1")).status.volumes_in_use
 
         await lab.until(cleared, what="no longer in use")
-        assert driver.named("NodeUnstageVolume")
+        assert driver.requests("NodeUnstageVolume")
         await lab.stop_agent()
 
 
@@ -208,8 +208,8 @@ async def test_after_a_crash_running_pods_keep_their_volumes_and_dead_ones_lose_
         agent = await lab.start_agent()
         await lab.until(lambda: mountinfo.mount_at(lab.target(lost, "c2")) is None, what="orphan unmounted")
         await lab.until(lambda: not (lab.root / "pods" / lost.uid).exists(), what="orphan directory removed")
-        await lab.until(lambda: driver.named("NodePublishVolume"))
-        assert {request.volume_id for request in driver.named("NodeUnpublishVolume")} == {"vol-c2"}
+        await lab.until(lambda: driver.requests("NodePublishVolume"))
+        assert {request.volume_id for request in driver.requests("NodeUnpublishVolume")} == {"vol-c2"}
         assert mountinfo.mount_at(lab.target(kept, "c1")) is not None
         container = agent.pods.workers[kept.uid].containers["main"][-1]
         assert container.is_running
@@ -242,7 +242,7 @@ async def test_a_successor_of_a_force_deleted_pod_never_writes_beside_it(lab, is
 
 async def test_a_volume_left_staged_by_a_crash_is_unstaged(lab):
     async with lab.one_pod() as (driver, _):
-        driver.misbehave("NodeUnstageVolume", *["UNAVAILABLE"] * 20)
+        driver.fail("NodeUnstageVolume", *["UNAVAILABLE"] * 20)
         await lab.delete("p1")
         await lab.gone("p1")
         await lab.crash_agent()
@@ -260,11 +260,11 @@ async def test_republishing_repeats_the_call_and_its_failure_leaves_the_mount(la
         await lab.start_agent(sync_s=0.2)
         pod = await lab.pod()
         await lab.phase("p1", "Running")
-        driver.misbehave("NodePublishVolume", "INTERNAL")
-        count = len(driver.named("NodePublishVolume"))
-        await lab.until(lambda: len(driver.named("NodePublishVolume")) >= count + 2)
+        driver.fail("NodePublishVolume", "INTERNAL")
+        count = len(driver.requests("NodePublishVolume"))
+        await lab.until(lambda: len(driver.requests("NodePublishVolume")) >= count + 2)
         assert mountinfo.mount_at(lab.target(pod)) is not None
-        assert len(driver.named("NodeStageVolume")) == 1
+        assert len(driver.requests("NodeStageVolume")) == 1
         await lab.end("p1")
 
 
@@ -289,7 +289,7 @@ async def test_a_volume_grows_while_the_pod_runs(lab):
 
 async def test_a_driver_that_cannot_grow_says_so_in_the_claim(lab):
     async with lab.one_pod() as (driver, _):
-        driver.misbehave("NodeExpandVolume", "OUT_OF_RANGE")
+        driver.fail("NodeExpandVolume", "OUT_OF_RANGE")
         waiting = {
             "allocatedResources": {"storage": "2Gi"},
             "allocatedResourceStatuses": {"storage": "NodeResizePending"},
@@ -345,7 +345,7 @@ async def test_a_volume_unmounted_behind_the_agents_back_is_no_obstacle(lab):
     async with lab.one_pod() as (driver, pod):
         mounts.unmount(lab.target(pod), lazy=True)
         await lab.end("p1")
-        undone = [len(driver.named(method)) for method in ("NodeUnpublishVolume", "NodeUnstageVolume")]
+        undone = [len(driver.requests(method)) for method in ("NodeUnpublishVolume", "NodeUnstageVolume")]
         assert undone == [1, 1], "the driver is told all the same"
 
 
@@ -365,7 +365,7 @@ async def test_what_is_mounted_over_a_volume_does_not_cost_its_data(lab, monkeyp
             mounts.mount("over", lab.target(pod), "tmpfs")
         await lab.end("p1")
         assert (driver.data / "vol-c1" / "data").read_text() == "irreplaceable"
-        assert len(driver.named("NodeUnpublishVolume")) == 1
+        assert len(driver.requests("NodeUnpublishVolume")) == 1
 
 
 def test_a_mount_that_is_there_twice_in_name_only_is_left_to_its_driver(tmp_path):
@@ -429,7 +429,7 @@ async def test_a_block_volume_is_a_device_in_the_container(lab):
             await lab.start_agent()
             await lab.delete("p1")
             await lab.gone("p1")
-            await lab.until(lambda: driver.named("NodeUnstageVolume"))
+            await lab.until(lambda: driver.requests("NodeUnstageVolume"))
             await lab.until(lambda: not lab.mounted())
             assert not (lab.root / "plugins/kubernetes.io/csi/volumeDevices/pv-c1").exists()
             await lab.stop_agent()
@@ -444,13 +444,13 @@ async def test_an_inline_volume_needs_no_stage_and_dies_with_its_pod(lab):
         volumes = [{"name": "data", "csi": {"driver": "scripted.dev", "volumeAttributes": {"a": "b"}}}]
         await lab.pod(claim="", volumes=volumes, mounts=[{"name": "data", "mountPath": "/data"}])
         await lab.phase("p1", "Running")
-        (request,) = driver.named("NodePublishVolume")
+        (request,) = driver.requests("NodePublishVolume")
         assert request.volume_id.startswith("csi-")
         assert request.volume_context["a"] == "b"
-        assert driver.named("NodeStageVolume") == []
+        assert driver.requests("NodeStageVolume") == []
         await lab.delete("p1")
         await lab.gone("p1")
-        assert driver.named("NodeUnpublishVolume")[0].volume_id == request.volume_id
+        assert driver.requests("NodeUnpublishVolume")[0].volume_id == request.volume_id
         await lab.stop_agent()
 
 
@@ -468,5 +468,5 @@ async def test_the_groups_files_and_a_read_only_use(lab):
         volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "c1", "readOnly": True}}]
         await lab.pod("p2", volumes=volumes, command="touch /data/no && exit 1; exit 0", restartPolicy="Never")
         await lab.phase("p2", "Succeeded")
-        assert driver.named("NodePublishVolume")[-1].readonly
+        assert driver.requests("NodePublishVolume")[-1].readonly
         await lab.end("p1", "p2")

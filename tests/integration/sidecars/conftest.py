@@ -26,7 +26,7 @@ from moorage.kube.objects import (
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import WantedRoles, run
 from moorage.sidecars.settings import Environment, SidecarSettings
-from moorage.testing.sidecar_driver import Abilities, ScriptedDriver
+from moorage.testing import Abilities, ScriptedDriver
 
 DRIVER = "test.csi.moorage.dev"
 

@@ -5,7 +5,7 @@ import pytest
 from moorage.csi import csi_pb2 as pb
 from moorage.kube.objects import PersistentVolume, Secret, VolumeAttachment
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 FINALIZER = "external-attacher/test-csi-moorage-dev"
 

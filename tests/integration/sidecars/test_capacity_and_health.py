@@ -8,7 +8,7 @@ from moorage.kube.objects import CSIStorageCapacity, Node, PersistentVolume, Per
 from moorage.kube.objects.meta import timestamp_text
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 TOPOLOGY = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))
 FAST = {"kube_api_capacity_qps": 0.0, "capacity_ownerref_level": -1}

@@ -25,7 +25,7 @@ from moorage.kube.objects import (
 )
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities, Fault
+from moorage.testing import Abilities, Fault
 
 CODES = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 OPEN = {"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "ABORTED", "RESOURCE_EXHAUSTED"}

@@ -11,7 +11,7 @@ from moorage.csi.client import CsiClient
 from moorage.kube.objects import PersistentVolumeClaim
 from moorage.sidecars.liveness import LivenessProbe
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 CAPABILITIES = [
     "Probe",

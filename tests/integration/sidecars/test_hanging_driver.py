@@ -15,7 +15,7 @@ from moorage.kube.objects import (
 )
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 QUICK = {"timeout_s": 0.2}
 UID = "0ec7e21e-0000-4000-8000-000000000001"

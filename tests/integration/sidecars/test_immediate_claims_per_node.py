@@ -7,7 +7,7 @@ from moorage.plugin.run import serve
 from moorage.plugin.settings import PluginSettings
 from moorage.sidecars.provisioner.ownership import rank_of
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 SELECTED = "volume.kubernetes.io/selected-node"
 LOCAL = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))

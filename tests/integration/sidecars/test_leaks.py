@@ -9,7 +9,7 @@ from moorage.csi import csi_pb2 as pb
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolumeClaim, VolumeSnapshotClass, VolumeSnapshotContent
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Fault
+from moorage.testing import Fault
 
 CODES = ["CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN", "FAILED_PRECONDITION"]
 

@@ -16,7 +16,7 @@ from moorage.kube.objects.meta import Meta
 from moorage.sidecars.provisioner import intents as journal
 from moorage.sidecars.provisioner.claims import ClaimWorker
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Fault, ScriptedDriver
+from moorage.testing import Fault, ScriptedDriver
 
 QUICK = {"timeout_s": 0.5}  # another instance counts as gone when it has written nothing for twice as long
 PREFIX = "intent.moorage.dev/"

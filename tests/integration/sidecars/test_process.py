@@ -21,7 +21,7 @@ from moorage.sidecars.registrar import Registrar, RegistrationRefused
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import WantedRoles, run
 from moorage.sidecars.settings import Environment, SidecarSettings
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 SELECTED = "volume.kubernetes.io/selected-node"
 LOCAL = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))

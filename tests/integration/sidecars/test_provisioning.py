@@ -14,7 +14,7 @@ from moorage.kube.objects import (
 )
 from moorage.sidecars.context import is_served as is_kind_served
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
 SELECTED = "volume.kubernetes.io/selected-node"

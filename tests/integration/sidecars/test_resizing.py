@@ -5,7 +5,7 @@ import pytest
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, Secret, VolumeAttributesClass
 from moorage.kube.quantity import bytes_of
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 GI = 1 << 30
 
@@ -143,7 +143,7 @@ async def test_an_infeasible_size_can_be_taken_back(lab):
 
 
 def _fault(code):
-    from moorage.testing.sidecar_driver import Fault
+    from moorage.testing import Fault
 
     return Fault(code)
 

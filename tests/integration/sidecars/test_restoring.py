@@ -5,7 +5,7 @@ import pytest
 from moorage.csi import csi_pb2 as pb
 from moorage.kube.objects import PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 PROTECTED = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
 CLONED = "provisioner.storage.kubernetes.io/cloning-protection"

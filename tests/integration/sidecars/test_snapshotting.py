@@ -11,7 +11,7 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
 )
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 BEING_CREATED = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
 BEING_DELETED = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"

@@ -11,7 +11,7 @@ from moorage.kube.objects import (
 )
 from moorage.sidecars.lost_node import carry_out, plan
 from moorage.sidecars.roles import Role
-from moorage.testing.sidecar_driver import Abilities
+from moorage.testing import Abilities
 
 SELECTED = "volume.kubernetes.io/selected-node"
 LOCAL = Abilities(plugin=("CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS"))

@@ -15,7 +15,7 @@ from moorage.kube.api.client import Client
 from moorage.kube.objects import CSIDriver, PersistentVolume, VolumeAttachment
 from moorage.storage import CreateSnapshot, CreateVolume, Pool, PoolConfig
 from moorage.storage.guests import FOR_EXPORT
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from moorage.kube.api import config
 from moorage.kube.api.client import Client
 from moorage.kube.objects import CSIDriver, CSINode, Node, PersistentVolume, Pod, VolumeAttachment
 from moorage.storage import CreateVolume, Pool, PoolConfig, PoolScope, VolumeKind
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 

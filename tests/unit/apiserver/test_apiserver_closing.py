@@ -13,7 +13,7 @@ from aiohttp import web
 
 from moorage.apiserver.http.listen import Listener
 from moorage.apiserver.limits import ServerLimits
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 
 async def answer(_request: web.BaseRequest) -> web.StreamResponse:

@@ -13,7 +13,7 @@ import pytest
 from moorage.apiserver.limits import ServerLimits
 from moorage.apiserver.run import ApiServer, Config
 from moorage.errors import UsageError
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 

@@ -5,7 +5,7 @@ import json
 import aiohttp
 import pytest
 
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 
 @pytest.fixture

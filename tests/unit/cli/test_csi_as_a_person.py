@@ -12,7 +12,7 @@ import pytest
 from moorage.csi import csi_pb2 as pb
 from moorage.csi import csi_pb2_grpc
 from moorage.csi.server import CsiServer
-from moorage.testing.sidecar_driver import ScriptedDriver
+from moorage.testing import ScriptedDriver
 
 SECRET = "hunter2-never-shown"
 CREATE = (

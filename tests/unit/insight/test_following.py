@@ -7,7 +7,7 @@ from moorage.insight.watcher import Follower, watched
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import from_values
 from moorage.kube.objects import Event, PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.testing.server import serve
+from moorage.testing import serve
 
 CHAIN = [Link("pod/web", "Pending", "it waits"), Link("pvc/data", "Pending", "it waits"), Link("pv/v", "Bound", "")]
 

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from moorage.node.runtime import ContainerFailed, RunningContainer, terminal
 from moorage.node.serve import exec as execution
 from moorage.node.serve.exec import PROTOCOLS, ExecOptions, serve_exec
-from moorage.testing.node_driver import until
+from moorage.testing import until
 
 NOBODY = 65534
 CONTAINER = RunningContainer("u", "main", 0, Path("/nowhere"), Path("/nowhere.log"))

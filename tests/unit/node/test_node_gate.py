@@ -11,7 +11,7 @@ from moorage.kube.api.config import ApiConfig, fixed_token
 from moorage.kube.errors import Unavailable
 from moorage.node.serve import auth
 from moorage.node.serve.auth import Gate, authority_of, server_context
-from moorage.testing.node_driver import until
+from moorage.testing import until
 
 
 class Judge:

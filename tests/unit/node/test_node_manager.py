@@ -26,7 +26,7 @@ from moorage.node.volumes.state import (
     StepOutcome,
     UnmountVolume,
 )
-from moorage.testing.node_driver import until
+from moorage.testing import until
 
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
 

@@ -28,7 +28,7 @@ from moorage.node.volumes.state import (
     VolumeUse,
     settle,
 )
-from moorage.testing.node_driver import ScriptedDriver
+from moorage.testing import ScriptedDriver
 
 ONE = PodUid("uid-1")
 
@@ -153,7 +153,7 @@ class Bench:
 async def driver(tmp_path):
     base = Path("/tmp") / f"moorage-bench-{os.getpid()}-{tmp_path.name[-30:]}"
     base.mkdir()
-    async with ScriptedDriver("scripted.dev", base / "d", base / "csi.sock") as made:
+    async with ScriptedDriver(base / "csi.sock", "scripted.dev", data=base / "d") as made:
         yield made
     left = mountinfo.mounts_below(base)
     for one in reversed(left):

@@ -12,7 +12,7 @@ from moorage.node.plugins.registry import RegisteredDriver
 from moorage.node.volumes import wire
 from moorage.node.volumes.mounters import csi_filesystem, vol_data
 from moorage.node.volumes.state import ActualPod, CsiSource, MountState, StepFailure
-from moorage.testing.node_driver import GARBAGE, HANG, LIE
+from moorage.testing import GARBAGE, HANG, LIE
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
@@ -24,23 +24,23 @@ CALLS = ("NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUns
 @pytest.mark.parametrize("code", UNCERTAIN)
 async def test_a_code_that_says_nothing_leaves_both_states_uncertain(either, code):
     bench = either
-    bench.driver.misbehave("NodeStageVolume", code)
+    bench.driver.fail("NodeStageVolume", code)
     assert (await bench.mount()).failure is StepFailure.UNCERTAIN
     assert (bench.volume.device, bench.volume.state_of(ONE)) == (MountState.UNCERTAIN, MountState.ABSENT)
-    bench.driver.misbehave("NodePublishVolume", code, after_effect=True)
+    bench.driver.fail("NodePublishVolume", code, is_done=True)
     assert (await bench.mount()).failure is StepFailure.UNCERTAIN
     assert (bench.volume.device, bench.volume.state_of(ONE)) == (MountState.MOUNTED, MountState.UNCERTAIN)
     await bench.all_goes(ONE)
-    assert len(bench.driver.named("NodeUnpublishVolume")) == len(bench.driver.named("NodeUnstageVolume")) == 1
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == len(bench.driver.requests("NodeUnstageVolume")) == 1
 
 
 @pytest.mark.parametrize("code", FINAL)
 async def test_a_refusal_leaves_nothing_on_disk(either, code):
     bench = either
-    bench.driver.misbehave("NodeStageVolume", code)
+    bench.driver.fail("NodeStageVolume", code)
     assert (await bench.mount()).failure is StepFailure.FINAL
     assert (bench.volume.device, bench.mounted(), bench.files()) == (MountState.ABSENT, [], [])
-    bench.driver.misbehave("NodePublishVolume", code)
+    bench.driver.fail("NodePublishVolume", code)
     assert (await bench.mount()).failure is StepFailure.FINAL
     assert bench.volume.state_of(ONE) is MountState.ABSENT
     assert not bench.layout.publish_target(ONE, "pv").parent.exists()
@@ -51,22 +51,22 @@ async def test_a_refusal_leaves_nothing_on_disk(either, code):
 
 async def test_a_refusal_is_not_believed_when_something_is_mounted_at_the_target(either):
     bench = either
-    bench.driver.misbehave("NodePublishVolume", "INTERNAL", after_effect=True)
+    bench.driver.fail("NodePublishVolume", "INTERNAL", is_done=True)
     assert (await bench.mount()).failure is StepFailure.UNCERTAIN
     assert bench.volume.state_of(ONE) is MountState.UNCERTAIN
     await bench.all_goes(ONE)
-    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == 1
 
 
 async def test_what_was_found_on_disk_is_given_back_to_the_driver_even_after_a_refusal(bench):
     await bench.mount()
     bench.restart()
-    bench.driver.misbehave("NodeStageVolume", "INTERNAL")
+    bench.driver.fail("NodeStageVolume", "INTERNAL")
     mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))  # a driver need not mount there at all
     assert (await bench.mount()).failure is StepFailure.FINAL
     assert bench.volume.device is MountState.UNCERTAIN
     await bench.all_goes(ONE)
-    assert len(bench.driver.named("NodeUnstageVolume")) == 1
+    assert len(bench.driver.requests("NodeUnstageVolume")) == 1
 
 
 async def test_two_persistent_volumes_of_one_handle_are_two_directories(bench):
@@ -94,7 +94,7 @@ async def test_a_volume_whose_data_was_lost_is_given_back_by_what_else_is_known(
         else:
             (directory / vol_data.NAME).write_text(damage)
     await bench.all_goes(ONE)
-    assert len(bench.driver.named("NodeUnpublishVolume")) == len(bench.driver.named("NodeUnstageVolume")) == 1
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == len(bench.driver.requests("NodeUnstageVolume")) == 1
 
 
 async def test_without_data_and_without_a_mount_no_driver_is_asked(bench):
@@ -109,7 +109,7 @@ async def test_the_device_stays_while_a_pod_shows_it(bench):
     outcome = await bench.unstage()  # as if the pod's record had been lost
     assert outcome.failure is StepFailure.TRANSIENT
     assert str(bench.layout.publish_target(ONE, "pv")) in outcome.message
-    assert bench.driver.named("NodeUnstageVolume") == []
+    assert bench.driver.requests("NodeUnstageVolume") == []
     await bench.all_goes(ONE)
 
 
@@ -152,7 +152,7 @@ async def test_a_mount_that_fails_as_nobody_expected_leaves_it_uncertain(bench, 
 @pytest.mark.parametrize("method", CALLS)
 async def test_a_driver_that_goes_away_during_a_call_may_have_done_it(either, method):
     """Its socket is replaced: the connection is closed under the call."""
-    either.driver.misbehave(method, HANG, after_effect=True)
+    either.driver.fail(method, HANG, is_done=True)
 
     async def whole_way():
         outcomes = [await either.mount(), await either.unmount(), await either.unstage()]
@@ -160,7 +160,7 @@ async def test_a_driver_that_goes_away_during_a_call_may_have_done_it(either, me
 
     task = asyncio.create_task(whole_way())
     async with asyncio.timeout(30):
-        while not either.driver.named(method):
+        while not either.driver.requests(method):
             await asyncio.sleep(0)
     old = either.registry.get("scripted.dev")
     either.registry.add(RegisteredDriver("scripted.dev", str(either.driver.socket), (1, 0, 0), 5.0))
@@ -178,12 +178,12 @@ async def test_a_driver_that_forgot_what_it_published_is_asked_twice_and_then_do
     if not bench.source.is_block:
         (bench.driver.data / "vol" / "kept").write_text("data")
     for _ in range(2):
-        bench.driver.misbehave("NodeUnpublishVolume", LIE)
+        bench.driver.fail("NodeUnpublishVolume", LIE)
     first = await bench.unmount()
     assert (first.failure, len(bench.mounted_for(ONE))) == (StepFailure.UNCERTAIN, 1)
     assert "is still mounted; it is asked again" in first.message
     assert (await bench.unmount()).failure is None
-    assert len(bench.driver.named("NodeUnpublishVolume")) == 2
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == 2
     await bench.all_goes()
     assert bench.source.is_block or (bench.driver.data / "vol" / "kept").read_text() == "data"
 
@@ -195,20 +195,20 @@ async def test_a_driver_that_forgot_what_it_staged_is_asked_twice_and_then_done_
         mounts.bind(bench.driver.data, bench.layout.block_staging("pv"))  # a driver may mount what it likes there
     await bench.unmount()
     for _ in range(2):
-        bench.driver.misbehave("NodeUnstageVolume", LIE)
+        bench.driver.fail("NodeUnstageVolume", LIE)
     assert ((await bench.unstage()).failure, len(bench.mounted())) == (StepFailure.UNCERTAIN, 1)
     await bench.all_goes()
-    assert len(bench.driver.named("NodeUnstageVolume")) == 2
+    assert len(bench.driver.requests("NodeUnstageVolume")) == 2
 
 
 async def test_what_a_driver_unmounts_late_is_not_held_against_it_the_next_time(bench):
     for _ in range(2):
         await bench.mount()
-        bench.driver.misbehave("NodeUnpublishVolume", LIE)
+        bench.driver.fail("NodeUnpublishVolume", LIE)
         assert (await bench.unmount()).failure is StepFailure.UNCERTAIN
         assert (await bench.unmount()).failure is None
     await bench.all_goes()
-    assert len(bench.driver.named("NodeUnpublishVolume")) == 4
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == 4
 
 
 async def test_what_a_driver_has_staged_is_not_forgotten_when_we_cannot_look_at_it(bench, monkeypatch):
@@ -221,7 +221,7 @@ async def test_what_a_driver_has_staged_is_not_forgotten_when_we_cannot_look_at_
     assert (outcome.failure, outcome.step) == (StepFailure.UNCERTAIN, "device")
     assert bench.volume.device is MountState.UNCERTAIN
     await bench.all_goes()
-    assert len(bench.driver.named("NodeUnstageVolume")) == 1
+    assert len(bench.driver.requests("NodeUnstageVolume")) == 1
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MoorageError("not read")])

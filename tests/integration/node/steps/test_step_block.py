@@ -9,7 +9,7 @@ from moorage.node.layout import PodUid
 from moorage.node.volumes.mounters import vol_data
 from moorage.node.volumes.observe import observe
 from moorage.node.volumes.state import CsiSource, MountState, StepFailure
-from moorage.testing.node_driver import LIE
+from moorage.testing import LIE
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
@@ -40,11 +40,11 @@ async def test_a_block_volume_that_is_published_after_the_agent_died_is_found_ag
 
 
 async def test_a_driver_that_publishes_no_device_is_told_to_undo_it(block):
-    block.driver.misbehave("NodePublishVolume", LIE)
+    block.driver.fail("NodePublishVolume", LIE)
     outcome = await block.mount()
     assert outcome.failure is StepFailure.UNCERTAIN
     await block.all_goes(ONE)
-    assert len(block.driver.named("NodeUnpublishVolume")) == 1
+    assert len(block.driver.requests("NodeUnpublishVolume")) == 1
 
 
 async def test_a_block_volume_is_unmapped_before_its_driver_takes_it_away(block):
@@ -85,7 +85,7 @@ async def test_a_block_volume_is_not_unstaged_while_a_device_file_is_left(block)
     outcome = await block.unstage()  # as if the pod's record had been lost
     assert outcome.failure is StepFailure.TRANSIENT
     assert ONE in outcome.message
-    assert block.driver.named("NodeUnstageVolume") == []
+    assert block.driver.requests("NodeUnstageVolume") == []
     await block.all_goes(ONE)
 
 
@@ -94,7 +94,7 @@ async def test_a_block_volume_whose_staging_path_is_gone_is_unstaged_without_ask
     await block.unmount()
     block.layout.block_staging("pv").rmdir()
     await block.all_goes()
-    assert block.driver.named("NodeUnstageVolume") == []
+    assert block.driver.requests("NodeUnstageVolume") == []
 
 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
@@ -102,7 +102,7 @@ async def test_a_block_driver_that_claims_to_have_unmounted_is_not_believed(bloc
     await block.mount()
     staging = block.layout.block_staging("pv")
     mounts.bind(block.driver.data, staging)  # a driver may mount what it likes there
-    block.driver.misbehave(method, LIE)
+    block.driver.fail(method, LIE)
     first = await block.unmount()
     if method == "NodeUnpublishVolume":
         assert (first.failure, block.volume.state_of(ONE)) == (StepFailure.UNCERTAIN, MountState.UNCERTAIN)
@@ -131,17 +131,17 @@ async def test_a_refused_publish_leaves_no_device_of_an_earlier_try(block, monke
     assert (device.exists(), device.is_block_device()) == (True, is_mapped)
     mounts.unmount_all(target)  # a driver may clear up before it refuses
     target.unlink(missing_ok=True)
-    block.driver.misbehave("NodePublishVolume", "INTERNAL")
+    block.driver.fail("NodePublishVolume", "INTERNAL")
     assert (await block.mount()).failure is StepFailure.FINAL
     assert block.volume.state_of(ONE) is MountState.ABSENT
     await block.all_goes()
-    assert len(block.driver.named("NodeUnstageVolume")) == 1
+    assert len(block.driver.requests("NodeUnstageVolume")) == 1
 
 
 async def test_a_refused_stage_leaves_what_another_pods_unpublishing_needs(block):
     await block.mount(ONE)
     block.volume.device = MountState.UNCERTAIN
-    block.driver.misbehave("NodeStageVolume", "INTERNAL")
+    block.driver.fail("NodeStageVolume", "INTERNAL")
     assert (await block.mount(TWO)).failure is StepFailure.FINAL
     assert vol_data.read(block.layout.block_data("pv")) is not None
     block.restart()
@@ -157,21 +157,21 @@ async def test_two_persistent_volumes_of_one_handle_are_staged_and_unstaged_each
     assert (await block.mount(TWO, source=TOO)).failure is None
     await block.mount(TWO, source=TOO)  # published again
     places = [str(block.layout.block_staging(name)) for name in ("pv", "pv-too")]
-    assert [one.staging_target_path for one in block.driver.named("NodeStageVolume")] == places
+    assert [one.staging_target_path for one in block.driver.requests("NodeStageVolume")] == places
     if restarted:
         block.restart()
     assert set(block.volume.pods) == {ONE, TWO}
     await block.all_goes(ONE, TWO)
-    assert [one.staging_target_path for one in block.driver.named("NodeUnstageVolume")] == places
+    assert [one.staging_target_path for one in block.driver.requests("NodeUnstageVolume")] == places
     assert [place.name for place in block.layout.block_devices.iterdir() if place.name.startswith("pv")] == []
 
 
 async def test_the_second_of_two_is_staged_again_when_it_is_not_known_whether_it_was(block):
     await block.mount(ONE)
-    block.driver.misbehave("NodeStageVolume", "UNAVAILABLE")
+    block.driver.fail("NodeStageVolume", "UNAVAILABLE")
     assert (await block.mount(TWO, source=TOO)).failure is StepFailure.UNCERTAIN
     assert (await block.mount(TWO, source=TOO)).failure is None
-    assert len(block.driver.named("NodeStageVolume")) == 3
+    assert len(block.driver.requests("NodeStageVolume")) == 3
     await block.all_goes(ONE, TWO)
 
 
@@ -179,6 +179,6 @@ async def test_one_volume_as_files_and_as_a_device_leaves_nothing(block):
     files = CsiSource("scripted.dev", "vol", "pv-files")
     await block.mount(ONE)
     assert (await block.mount(TWO, source=files)).failure is None
-    assert len(block.driver.named("NodeStageVolume")) == 2
+    assert len(block.driver.requests("NodeStageVolume")) == 2
     await block.all_goes(ONE, TWO)
-    assert len(block.driver.named("NodeUnstageVolume")) == 2
+    assert len(block.driver.requests("NodeUnstageVolume")) == 2

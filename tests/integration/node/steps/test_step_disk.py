@@ -81,7 +81,7 @@ async def test_a_refusal_that_cannot_be_cleared_up_after_is_come_back_for(small,
             mounts.remount(small.layout.root, "tmpfs", ["ro"])
 
     small.watch(look)
-    small.driver.misbehave(method, "INVALID_ARGUMENT")
+    small.driver.fail(method, "INVALID_ARGUMENT")
     outcome = await small.mount()
     assert (outcome.failure, outcome.step) == (StepFailure.UNCERTAIN, step)
     assert (small.volume.state_of(ONE) if step == "pod" else small.volume.device) is MountState.UNCERTAIN
@@ -100,7 +100,7 @@ async def refused(bench, monkeypatch, method):
     def fail(directory):
         raise OSError(errno.EROFS, "Read-only file system", str(directory))
 
-    bench.driver.misbehave(method, "INVALID_ARGUMENT")
+    bench.driver.fail(method, "INVALID_ARGUMENT")
     with monkeypatch.context() as broken:
         broken.setattr(vol_data, "remove", fail)
         return await bench.mount()

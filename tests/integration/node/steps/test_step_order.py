@@ -16,7 +16,7 @@ from moorage.node.volumes.mounters import ownership, vol_data
 from moorage.node.volumes.plan import plan_volume
 from moorage.node.volumes.rules import StepFailed
 from moorage.node.volumes.state import CsiSource, MountState, StepFailure, UnmountVolume
-from moorage.testing.node_driver import GARBAGE, LIE
+from moorage.testing import GARBAGE, LIE
 
 pytestmark = pytest.mark.root
 ONE, TWO = PodUid("uid-1"), PodUid("uid-2")
@@ -26,7 +26,7 @@ UNCERTAIN = ("CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTE
 
 @pytest.mark.parametrize("stages", [True, False])
 async def test_attachment_and_claim_are_confirmed_before_the_driver_is_asked(either, stages):
-    either.driver.capabilities = ("STAGE_UNSTAGE_VOLUME",) if stages else ()
+    either.driver.abilities.node = ("STAGE_UNSTAGE_VOLUME",) if stages else ()
     await either.mount(ONE)
     assert sorted(set(either.fetch.confirmed)) == ["attached", "claim"]
     either.fetch.confirmed.clear()
@@ -77,7 +77,7 @@ async def test_a_claim_that_is_known_to_be_another_one_keeps_the_driver_from_bei
     answer.may_come.set()
     outcome = await either.mount(ONE)
     assert (outcome.failure, outcome.step, outcome.message) == (StepFailure.TRANSIENT, "pod", "no longer bound")
-    assert either.driver.named("NodePublishVolume") == []
+    assert either.driver.requests("NodePublishVolume") == []
     assert either.volume.state_of(ONE) is MountState.ABSENT
     await either.all_goes()
 
@@ -102,7 +102,7 @@ async def test_what_was_published_for_a_claim_that_turns_out_to_be_another_one_i
     either.world.held.add(ONE)  # other volumes of the pod may be in use
     assert plan_volume(either.world, either.name, now=0.0).action == UnmountVolume(either.name, ONE)
     await either.all_goes(ONE)
-    assert len(either.driver.named("NodeUnpublishVolume")) == 1
+    assert len(either.driver.requests("NodeUnpublishVolume")) == 1
 
 
 async def test_no_file_is_given_to_another_group_before_the_claim_is_read(bench):
@@ -118,7 +118,7 @@ async def test_no_file_is_given_to_another_group_before_the_claim_is_read(bench)
 
 async def test_a_driver_that_refuses_meanwhile_is_believed_and_the_claim_is_not_waited_for(either):
     answer = Answer(either)
-    either.driver.misbehave("NodePublishVolume", "INVALID_ARGUMENT")
+    either.driver.fail("NodePublishVolume", "INVALID_ARGUMENT")
     assert (await either.mount(ONE)).failure is StepFailure.FINAL
     await asyncio.sleep(0)
     assert answer.was_given_up
@@ -134,7 +134,7 @@ async def test_of_a_driver_and_a_claim_that_both_refuse_the_driver_is_told_of_an
     answer.error = not_its_claim()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: surprises.append(context))
     bench.watch(lambda name, request: answer.may_come.set() if name == "NodePublishVolume" else None)
-    bench.driver.misbehave("NodePublishVolume", "INVALID_ARGUMENT")
+    bench.driver.fail("NodePublishVolume", "INVALID_ARGUMENT")
     assert (await bench.mount(ONE)).failure is StepFailure.FINAL
     gc.collect()
     assert not answer.was_given_up
@@ -152,9 +152,9 @@ async def test_a_mount_that_is_given_up_does_not_go_on_reading_its_claim(either)
 
 
 async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(either):
-    either.driver.capabilities = ()
+    either.driver.abilities.node = ()
     await either.mount(ONE)
-    (request,) = either.driver.named("NodePublishVolume")
+    (request,) = either.driver.requests("NodePublishVolume")
     expected = str(either.layout.block_staging("pv")) if either.source.is_block else ""
     assert request.staging_target_path == expected
     assert not either.layout.staging("scripted.dev", "vol").exists()
@@ -168,17 +168,17 @@ async def test_a_driver_that_stopped_staging_is_not_asked_to_unstage(bench):
     await bench.mount(ONE)
     await bench.unmount(ONE)
     mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))
-    bench.driver.capabilities = ()
+    bench.driver.abilities.node = ()
     bench.registry.get("scripted.dev")._forget_capabilities()
     await bench.all_goes()
-    assert bench.driver.named("NodeUnstageVolume") == []
+    assert bench.driver.requests("NodeUnstageVolume") == []
 
 
 async def test_a_driver_that_mounts_nothing_when_it_stages_is_asked_once(bench):
-    bench.driver.misbehave("NodeStageVolume", LIE)
+    bench.driver.fail("NodeStageVolume", LIE)
     for uid in (ONE, TWO, TWO):
         assert (await bench.mount(uid)).failure is None
-    assert len(bench.driver.named("NodeStageVolume")) == 1
+    assert len(bench.driver.requests("NodeStageVolume")) == 1
     await bench.all_goes(ONE, TWO)
 
 
@@ -188,19 +188,19 @@ async def test_a_staged_mount_that_was_taken_away_is_made_again(bench, restarted
     if restarted:
         bench.restart()
         await bench.mount(ONE)
-    asked = len(bench.driver.named("NodeStageVolume"))
+    asked = len(bench.driver.requests("NodeStageVolume"))
     await bench.mount(TWO)
-    assert len(bench.driver.named("NodeStageVolume")) == asked
+    assert len(bench.driver.requests("NodeStageVolume")) == asked
     mounts.unmount(bench.layout.staging_target("scripted.dev", "vol"))
     await bench.mount(TWO)
-    assert len(bench.driver.named("NodeStageVolume")) == asked + 1
+    assert len(bench.driver.requests("NodeStageVolume")) == asked + 1
     assert mountinfo.mount_at(bench.layout.staging_target("scripted.dev", "vol")) is not None
     await bench.all_goes(ONE, TWO)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_what_a_driver_was_asked_to_publish_again_is_undone_as_often(bench, restarted):
-    bench.driver.counts = True
+    bench.driver.counts_publishes = True
     await bench.mount()
     for _ in range(2):
         mounts.unmount(bench.layout.publish_target(ONE, "pv"))
@@ -208,14 +208,14 @@ async def test_what_a_driver_was_asked_to_publish_again_is_undone_as_often(bench
             bench.restart()
         else:
             bench.volume.pods[ONE].state = MountState.UNCERTAIN  # it is to be published again
-        bench.driver.misbehave("NodePublishVolume", "UNAVAILABLE", "UNAVAILABLE")
+        bench.driver.fail("NodePublishVolume", "UNAVAILABLE", "UNAVAILABLE")
         while (await bench.mount()).failure is not None:
-            assert bench.driver.named("NodeUnpublishVolume") == []
+            assert bench.driver.requests("NodeUnpublishVolume") == []
     bench.restart()
     await bench.mount()  # what is there is only confirmed
     await bench.mount()
     await bench.all_goes(ONE)  # the driver unstages only what nobody has published
-    assert len(bench.driver.named("NodeUnpublishVolume")) == 3
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == 3
 
 
 async def test_an_inline_volume_is_never_staged(bench):
@@ -223,7 +223,7 @@ async def test_an_inline_volume_is_never_staged(bench):
     source = CsiSource("scripted.dev", "csi-1", "v", is_ephemeral=True)
     outcome = await bench.mount(ONE, source=source)
     assert outcome.failure is None
-    assert bench.driver.named("NodePublishVolume")[0].staging_target_path == ""
+    assert bench.driver.requests("NodePublishVolume")[0].staging_target_path == ""
     bench.restart()
     (volume,) = bench.world.actual.values()
     assert (volume.name, volume.device, volume.source.is_ephemeral) == (
@@ -232,8 +232,8 @@ async def test_an_inline_volume_is_never_staged(bench):
         True,
     )
     assert (await bench.executor.execute(UnmountVolume(volume.name, ONE), volume)).failure is None
-    assert bench.driver.named("NodeStageVolume") == []
-    assert bench.driver.named("NodeUnpublishVolume")[0].volume_id == "csi-1"
+    assert bench.driver.requests("NodeStageVolume") == []
+    assert bench.driver.requests("NodeUnpublishVolume")[0].volume_id == "csi-1"
 
 
 async def test_a_driver_that_does_not_serve_this_kind_of_volume_is_not_asked(bench):
@@ -265,7 +265,7 @@ async def test_the_staging_directory_is_ours_and_the_target_is_the_drivers(bench
 async def test_a_failed_republish_takes_nothing_away(either, code):
     await either.mount()
     before, files = either.mounted(), either.files()
-    either.driver.misbehave("NodePublishVolume", code)
+    either.driver.fail("NodePublishVolume", code)
     assert (await either.mount()).failure is not None
     assert either.volume.state_of(ONE) is MountState.MOUNTED
     assert (either.mounted(), either.files()) == (before, files)
@@ -275,12 +275,12 @@ async def test_a_failed_republish_takes_nothing_away(either, code):
 async def test_a_failed_republish_of_a_driver_that_mounts_nothing_takes_nothing_away_either(bench):
     await bench.mount()
     mounts.unmount(bench.layout.publish_target(ONE, "pv"))
-    bench.driver.misbehave("NodePublishVolume", "INTERNAL")
+    bench.driver.fail("NodePublishVolume", "INTERNAL")
     assert (await bench.mount()).failure is StepFailure.FINAL
     assert bench.layout.publish_target(ONE, "pv").is_dir()
     assert vol_data.read(bench.layout.csi_volume(ONE, "pv")) is not None
     await bench.all_goes(ONE)
-    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == 1
 
 
 async def test_a_volume_that_was_lost_and_is_refused_again_stays_with_its_pod(either):
@@ -289,24 +289,24 @@ async def test_a_volume_that_was_lost_and_is_refused_again_stays_with_its_pod(ei
         mounts.unmount_all(place)
     files = either.files()
     either.volume.pods[ONE].state = MountState.UNCERTAIN  # it is to be published again
-    either.driver.misbehave("NodePublishVolume", "INTERNAL")
+    either.driver.fail("NodePublishVolume", "INTERNAL")
     assert (await either.mount()).failure is StepFailure.FINAL
     assert either.volume.state_of(ONE) is MountState.UNCERTAIN  # other containers of the pod may still run with it
     assert either.files() == files
     await either.all_goes(ONE)
-    assert either.driver.named("NodeUnpublishVolume")
+    assert either.driver.requests("NodeUnpublishVolume")
 
 
 async def test_a_refused_publish_after_a_restart_takes_no_data_away(bench):
     await bench.mount()
     bench.restart()
     mounts.unmount(bench.layout.publish_target(ONE, "pv"))
-    bench.driver.misbehave("NodePublishVolume", "INTERNAL")
+    bench.driver.fail("NodePublishVolume", "INTERNAL")
     assert (await bench.mount()).failure is StepFailure.FINAL
     assert bench.volume.state_of(ONE) is MountState.UNCERTAIN
     assert vol_data.read(bench.layout.csi_volume(ONE, "pv")) is not None
     await bench.all_goes(ONE)
-    assert bench.driver.named("NodeUnpublishVolume")
+    assert bench.driver.requests("NodeUnpublishVolume")
 
 
 async def test_files_that_fail_on_the_way_to_the_group_leave_the_mount_uncertain(bench, monkeypatch):
@@ -321,7 +321,7 @@ async def test_files_that_fail_on_the_way_to_the_group_leave_the_mount_uncertain
     assert (outcome.failure, outcome.step) == (StepFailure.UNCERTAIN, "pod")
     assert bench.volume.state_of(ONE) is MountState.UNCERTAIN
     await bench.all_goes(ONE)
-    assert len(bench.driver.named("NodeUnpublishVolume")) == 1
+    assert len(bench.driver.requests("NodeUnpublishVolume")) == 1
 
 
 async def test_a_volume_that_is_read_only_is_used_with_the_group_that_its_files_have(bench):
