@@ -140,7 +140,7 @@ class _Surround(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         async def call(request: Message, context: Any) -> Any:
             outcome = _Outcome(name, request)
             with outcome:
-                limits.check(request)
+                limits.check_request(request)
                 outcome.response = await self._to_the_end(_invoke(method, request, context, name))
             await self._finish(outcome, context)
             return outcome.response
@@ -151,7 +151,7 @@ class _Surround(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         async def call(request: Message, context: Any) -> AsyncIterator[Any]:
             outcome = _Outcome(name, request)
             with outcome:
-                limits.check(request)
+                limits.check_request(request)
                 async for message in _messages(method, request, context, name):
                     yield message
             await self._finish(outcome, context)

@@ -128,6 +128,10 @@ class ScriptedDriver(ControllerService, NodeService):
         """Let calls of a method wait until the returned event is set."""
         return self._gates.setdefault(method, asyncio.Event())
 
+    def recover(self) -> None:
+        """Forget the faults that are still scripted."""
+        self._faults.clear()
+
     def release(self) -> None:
         """Let calls that HANG go on. They then fail with INTERNAL."""
         self._released.set()

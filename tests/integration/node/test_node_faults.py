@@ -200,7 +200,7 @@ async def test_several_agents_on_one_machine_keep_out_of_each_others_way(lab):
     other_root = lab.base / "r2"
     async with lab.driver() as one:
         second = type(one)(
-            "scripted.dev", one.data, other_root / "plugins" / "csi.sock", other_root / "plugins_registry"
+            other_root / "plugins" / "csi.sock", "scripted.dev", data=one.data, registry=other_root / "plugins_registry"
         )
         await second.start()
         await lab.start_agent()

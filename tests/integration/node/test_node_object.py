@@ -177,7 +177,7 @@ async def test_a_node_is_not_removed_while_a_volume_is_mounted_on_it(lab):
         node = await lab.client.find(Node, "n1")
         assert node is not None
         assert not node.is_ready
-        driver._script.clear()
+        driver.recover()
         await lab.start_agent()  # the next one finishes the work
         await lab.end("p1")
 

@@ -210,7 +210,7 @@ class Story:
             assert known.state_of(uid) is not MountState.ABSENT, f"{handle} of {uid} is forgotten"
 
     async def come_to_rest(self):
-        self.driver._script.clear()
+        self.driver.recover()
         for _ in range(40):
             self.now += 200.0
             await self.step(may_crash=False)

@@ -246,7 +246,7 @@ async def test_a_volume_left_staged_by_a_crash_is_unstaged(lab):
         await lab.delete("p1")
         await lab.gone("p1")
         await lab.crash_agent()
-        driver._script.clear()
+        driver.recover()
         assert lab.mounted()
         await lab.start_agent()
         await lab.until(lambda: not lab.mounted())
@@ -358,7 +358,7 @@ async def test_what_is_mounted_over_a_volume_does_not_cost_its_data(lab, monkeyp
         shutil.rmtree(request.target_path)
         return pb.NodeUnpublishVolumeResponse()
 
-    monkeypatch.setattr(ScriptedDriver, "_NodeUnpublishVolume", take_off_one)
+    monkeypatch.setattr(ScriptedDriver, "NodeUnpublishVolume", take_off_one)
     async with lab.one_pod() as (driver, pod):
         (lab.target(pod) / "data").write_text("irreplaceable")
         for _ in range(2):

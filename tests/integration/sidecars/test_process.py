@@ -128,7 +128,7 @@ async def test_registration_tells_the_kubelet_where_the_driver_is(tmp_path):
         assert list(info.supported_versions) == ["1.0.0"]
         await kubelet.notify_registration(True)
         assert await registrar.check() == (200, "ok")
-        await kubelet.notify_registration(False, "bad version")
+        await kubelet.notify_registration(False, f"bad version: {'x' * 300}")  # longer than a string of CSI
     with pytest.raises(RegistrationRefused, match="bad version"):
         await serving
     assert not registrar.socket.exists()
