@@ -86,3 +86,40 @@ async def test_a_rule_that_is_expensive_to_compile_is_cut_off(accounts, rule):
     with no_stall():
         status, answer = await accounts.admin("POST", CRDS, ruled(rule))
     assert status in (201, 422), answer
+
+
+async def test_a_pattern_takes_linear_time(accounts):
+    properties = {"t": {"type": "string", "pattern": "^(a+)+$"}, "u": {"type": "string", "pattern": "(x+x+)+y"}}
+    await accounts.admin.make(CRDS, definition({"type": "object", "properties": properties}))
+    with no_stall():
+        status, answer = await accounts.admin("POST", BOATS, boat(t="a" * 50_000 + "!", u="x" * 50_000))
+    assert status == 422, answer
+    assert [cause["field"] for cause in answer["details"]["causes"]] == ["spec.t", "spec.u"]
+
+
+async def test_ten_thousand_large_patterns_do_not_hold_the_server(accounts):
+    def field(number):
+        return {"type": "string", "pattern": f"((a{{30}}){{30}}b{{{number % 900}}})"}
+
+    properties = {f"f{number}": field(number) for number in range(5_000)}
+    with no_stall(0.3):  # a large definition still takes its time
+        status, _ = await accounts.admin("POST", CRDS, definition({"type": "object", "properties": properties}))
+    assert status == 422
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {"type": "integer", "enum": list(range(10_000))},
+        {"type": "integer", "anyOf": [{"minimum": n} for n in range(10_000, 0, -1)]},
+        {"type": "object", "required": [f"r{n}" for n in range(5_000)]},
+    ],
+)
+async def test_many_items_against_many_alternatives_are_cut_off(accounts, items):
+    await accounts.admin.make(
+        CRDS, definition({"type": "object", "properties": {"l": {"type": "array", "items": items}}})
+    )
+    value = {} if items["type"] == "object" else -1
+    with no_stall(0.3):  # the body itself is large
+        status, answer = await accounts.admin("POST", BOATS, boat(l=[value] * 100_000))
+    assert status == 422, answer

@@ -3,7 +3,7 @@
 import pytest
 
 from moorage.apiserver.crd.cel import ABSENT, BadRule, Rule, RuleFailed, cel_value, escaped
-from moorage.apiserver.crd.rule_process import has_rules
+from moorage.apiserver.crd.rule_process import has_programs
 from moorage.apiserver.crd.rules import compile_schema
 from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
 
@@ -19,7 +19,7 @@ def _holds(rule, new, old=ABSENT, schema=None, **more):
 
 def test_every_rule_of_the_snapshot_kinds_compiles():
     schemas = [v["schema"]["openAPIV3Schema"] for d in snapshot_definitions() for v in d["spec"]["versions"]]
-    assert any(has_rules(schema) for schema in schemas)
+    assert any(has_programs(schema) for schema in schemas)
     errors = []
     for schema in schemas:
         compile_schema(schema, "", errors)

@@ -129,3 +129,27 @@ async def test_many_writes_at_once_share_the_process(api):
     await api.make(CRDS, ruled("self.n >= 0"))
     await asyncio.gather(*(api.make(SHIPS, ship(f"s{n}", n=n)) for n in range(50)))
     await asyncio.gather(*(api("POST", SHIPS, ship(f"t{n}", n=-1), expect=422) for n in range(50)))
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=a)", r"(a)\1", "a{2000}", "x" * 20_000])
+@pytest.mark.parametrize("place", ["plain", "anyOf"])
+async def test_a_definition_with_a_bad_pattern_is_refused(api, pattern, place):
+    text = {"type": "string", "pattern": pattern}
+    field = text if place == "plain" else {"type": "string", "anyOf": [{"pattern": pattern}]}
+    answer = await api("POST", CRDS, definition({"type": "object", "properties": {"t": field}}), expect=422)
+    assert answer["details"]["causes"][0]["field"].endswith(".pattern")
+
+
+async def test_patterns_are_searched_for_anywhere_in_the_text(api):
+    properties = {"t": {"type": "string", "pattern": "b+"}, "u": {"type": "string", "pattern": r"^\p{Lu}$"}}
+    await api.make(CRDS, definition({"type": "object", "properties": properties}))
+    await api.make(SHIPS, ship("a", t="abc", u="É"))
+    answer = await api("POST", SHIPS, ship("b", t="ac", u="é"), expect=422)
+    assert [cause["field"] for cause in answer["details"]["causes"]] == ["spec.t", "spec.u"]
+
+
+async def test_without_the_libraries_patterns_are_refused_by_name(api, monkeypatch):
+    monkeypatch.setattr(rule_process, "is_installed", lambda: False)
+    properties = {"t": {"type": "string", "pattern": "a"}}
+    answer = await api("POST", CRDS, definition({"type": "object", "properties": properties}), expect=422)
+    assert "moorage[apiserver]" in answer["message"]

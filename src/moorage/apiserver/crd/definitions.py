@@ -8,7 +8,14 @@ Start reading at: `Definitions`, `Custom`.
 from functools import cache
 from typing import Any
 
-from moorage.apiserver.crd.rule_process import compile_question, evaluate_question, has_rules, is_installed
+from moorage.apiserver.crd.rule_process import (
+    alternatives,
+    compile_question,
+    evaluate_question,
+    has_programs,
+    is_installed,
+    without_programs,
+)
 from moorage.apiserver.crd.structural import Checker, default, prune, type_from
 from moorage.apiserver.errors import FieldError, bad_request, invalid_value, required
 from moorage.apiserver.kinds.metadata import is_label, is_subdomain, now_text
@@ -19,6 +26,7 @@ from moorage.apiserver.kinds.schema import Normaliser, Type, WrongType, struct
 from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
 from moorage.apiserver.store.store import PendingChange, Store, Transaction, decode, encode
 
+_LIMIT_WEIGHT = 40_000  # bytes of an object times what a schema compares them with: some 50 ms
 STORED_AS = "customresourcedefinitions.apiextensions.k8s.io"
 
 
@@ -27,6 +35,9 @@ class Custom:
 
     def __init__(self, kind_name: str, version: Object) -> None:
         schema = (version.get("schema") or {}).get("openAPIV3Schema") or {"type": "object"}
+        if not is_installed() and _is_shipped(schema):
+            # The snapshot kinds work without the libraries, but nothing enforces their rules and patterns.
+            schema = without_programs(schema)
         self.schema: Object = schema
         self.type: Type = type_from(schema, is_root=True)
         self.columns: list[Object] = version.get("additionalPrinterColumns") or []
@@ -34,8 +45,9 @@ class Custom:
         self.has_status = "status" in subresources
         self.scale: Object = subresources.get("scale") or {}
         self._kind = kind_name
-        # Without the libraries, the rules of the kinds that come with the server are left out, so that these work.
-        self._rules = encode(schema) if has_rules(schema) and (is_installed() or not _is_shipped(schema)) else b""
+        self._schema_bytes = encode(schema)
+        self._has_programs = has_programs(schema)
+        self._weight = alternatives(schema)
 
     def intake(self, obj: Object) -> tuple[Object, list[str]]:
         """The object pruned, and the fields that were dropped."""
@@ -54,19 +66,21 @@ class Custom:
         obj["metadata"] = meta
 
     def check(self, new: Object) -> list[FieldError]:
+        """What is wrong with an object; where that is expensive to tell it is left to `question`."""
+        if self._is_expensive(new):
+            return []
         checker = Checker()
-        value = {key: item for key, item in new.items() if key != "metadata"}
-        schema = dict(self.schema)
-        if "metadata" in (schema.get("required") or []):
-            schema["required"] = [name for name in schema["required"] if name != "metadata"]
-        checker.check(value, schema, "")
+        checker.check_object(new, self.schema)
         return checker.errors
 
     def question(self, new: Object, old: Object | None) -> bytes | None:
-        """What to ask about the validation rules of this version; None if it has none."""
-        if not self._rules:
+        """What to ask about an object that `check` does not decide about; None if it does."""
+        if not self._is_expensive(new):
             return None
-        return evaluate_question(self._rules, _seen_by_rules(new), None if old is None else _seen_by_rules(old))
+        return evaluate_question(self._schema_bytes, _seen_by_rules(new), None if old is None else _seen_by_rules(old))
+
+    def _is_expensive(self, new: Object) -> bool:
+        return self._has_programs or (is_installed() and self._weight * len(encode(new)) > _LIMIT_WEIGHT)
 
 
 def _seen_by_rules(obj: Object) -> Object:
@@ -88,7 +102,7 @@ def question_about(kind: Kind, new: Object, old: Object | None, subresource: str
         for at, version in enumerate(new["spec"]["versions"])
         if version["schema"] not in before
     ]
-    asked = [(where, schema) for where, schema in schemas if has_rules(schema) and not _is_shipped(schema)]
+    asked = [(where, schema) for where, schema in schemas if has_programs(schema) and not _is_shipped(schema)]
     return compile_question(asked) if asked else None
 
 

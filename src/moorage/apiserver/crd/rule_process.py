@@ -1,4 +1,4 @@
-"""Questions about validation rules, answered by a process of their own.
+"""Questions about validation rules and patterns, answered by a process of their own.
 
 Owns: the questions, starting and ending the process, and the time that an answer may take.
 Start reading at: `RuleProcess.answer`, `question_about`.
@@ -19,11 +19,13 @@ from moorage.log import get_logger
 
 log = get_logger(__name__)
 
-ANSWER_S = 1.0
+_ALTERNATIVES = ("allOf", "anyOf", "oneOf", "enum", "required")
+PROGRAMS = ("x-kubernetes-validations", "pattern")
+ANSWER_S = 10.0  # the process has less processor time; this is for a machine that has none to give
 START_S = 15.0
 IDLE_S = 60.0
 LIMIT_WAITING = 100
-NEEDS_EXTRA = "validation rules need the extra of the API server: install moorage[apiserver]"
+NEEDS_EXTRA = "validation rules and patterns need the extra of the API server: install moorage[apiserver]"
 OUT_OF_BUDGET = "the validation rules exceed their cost budget of time or memory"
 
 
@@ -41,19 +43,35 @@ def is_installed() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("cel_expr_python", "re2"))
 
 
-def has_rules(schema: Any) -> bool:
+def has_programs(schema: Any) -> bool:
+    """Whether a schema has rules or patterns: what a client wrote, and the server would have to run."""
     if isinstance(schema, dict):
-        return bool(schema.get("x-kubernetes-validations")) or any(map(has_rules, schema.values()))
-    return isinstance(schema, list) and any(map(has_rules, schema))
+        return any(name in schema and schema[name] for name in PROGRAMS) or any(map(has_programs, schema.values()))
+    return isinstance(schema, list) and any(map(has_programs, schema))
+
+
+def alternatives(schema: Any) -> int:
+    """How many schemas and values one value may have to be compared with: the factor of the cost of validation."""
+    if isinstance(schema, dict):
+        here = sum(len(schema[word]) for word in _ALTERNATIVES if isinstance(schema.get(word), list))
+        return 1 + here + sum(alternatives(item) - 1 for item in schema.values())
+    return 1 + sum(alternatives(item) - 1 for item in schema) if isinstance(schema, list) else 1
+
+
+def without_programs(schema: Any) -> Any:
+    """The schema without its rules and patterns."""
+    if isinstance(schema, dict):
+        return {name: without_programs(item) for name, item in schema.items() if name not in PROGRAMS}
+    return [without_programs(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def compile_question(schemas: list[tuple[str, Any]]) -> bytes:
-    """Which rules of these schemas do not compile; each schema comes with its path in the definition."""
+    """Which rules and patterns of these schemas do not compile; each schema comes with its path in the definition."""
     return msgspec.msgpack.encode(("compile", [(where, msgspec.json.encode(schema)) for where, schema in schemas]))
 
 
 def evaluate_question(schema: bytes, new: Any, old: Any) -> bytes:
-    """Which rules of a schema an object breaks; `old` is None for a new object."""
+    """What of a schema an object breaks; `old` is None for a new object."""
     before = b"" if old is None else msgspec.json.encode(old)
     return msgspec.msgpack.encode(("evaluate", schema, msgspec.json.encode(new), before))
 

@@ -9,6 +9,7 @@ server's end of the pipe is `rule_process`.
 
 import os
 import resource
+import signal
 import time
 from collections import OrderedDict
 from typing import Any
@@ -16,10 +17,13 @@ from typing import Any
 import msgspec
 
 from moorage.apiserver.crd.cel import ABSENT
+from moorage.apiserver.crd.patterns import matches
 from moorage.apiserver.crd.rules import Evaluation, OutOfTime, RuleNode, compile_schema
+from moorage.apiserver.crd.structural import Checker
 from moorage.apiserver.errors import FieldError, invalid_value
 
-BUDGET_S = 0.8
+BUDGET_S = 0.8  # of processor time, after which evaluation stops
+LIMIT_S = 1.0  # of processor time, after which the kernel ends this process
 LIMIT_MEMORY = 1 << 30
 LIMIT_SCHEMAS = 64
 OUT_OF_BUDGET = "the validation rules exceed their cost budget; no further rule was evaluated"
@@ -41,11 +45,15 @@ def _compile(schemas: list[tuple[str, bytes]]) -> list[FieldError]:
 
 
 def _evaluate(schema: bytes, new: bytes, old: bytes) -> list[FieldError]:
-    evaluation = Evaluation(time.monotonic() + BUDGET_S)
+    node, obj = _node_of(schema), msgspec.json.decode(new)
+    checker = Checker(matches)
+    checker.check_object(obj, node.schema)
+    if checker.errors:
+        return checker.errors[:50]
+    evaluation = Evaluation(time.process_time() + BUDGET_S)
     before: Any = msgspec.json.decode(old) if old else ABSENT
-    node = _node_of(schema)
     try:
-        evaluation.check(node, msgspec.json.decode(new), before)
+        evaluation.check(node, obj, before)
     except OutOfTime:
         evaluation.errors.append(invalid_value("<nil>", {}, OUT_OF_BUDGET))
     return evaluation.errors[:50]
@@ -68,7 +76,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_MEMORY, LIMIT_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while size := questions.read(4):
-        said = answer(questions.read(int.from_bytes(size, "big")))
+        question = questions.read(int.from_bytes(size, "big"))
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)  # its signal ends the process, whatever runs at that moment
+        said = answer(question)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(len(said).to_bytes(4, "big") + said)
         answers.flush()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage.apiserver.crd.cel import ABSENT, BadRule, Rule, RuleFailed, Schema, cel_value
+from moorage.apiserver.crd.patterns import BadPattern, compile_pattern
 from moorage.apiserver.errors import (
     FieldError,
     as_text,
@@ -23,7 +24,7 @@ from moorage.apiserver.errors import (
 
 REASONS = ("FieldValueRequired", "FieldValueInvalid", "FieldValueForbidden", "FieldValueDuplicate")
 LIMIT_MESSAGE = 2048
-_JUNCTORS = ("allOf", "anyOf", "oneOf")
+_JUNCTORS = ("allOf", "anyOf", "oneOf", "not")
 
 
 @dataclass(slots=True)
@@ -46,15 +47,13 @@ def compile_schema(schema: Schema, where: str, errors: list[FieldError], has_old
     `has_old` is False below a list whose items have no identity: no old value belongs to a new one there.
     """
     node = RuleNode(schema)
+    _check_pattern(schema, where, errors)
     for at, rule in enumerate(schema.get("x-kubernetes-validations") or []):
         compiled = _compile_rule(rule, schema, f"{where}.x-kubernetes-validations[{at}]", errors, has_old)
         if compiled is not None:
             node.rules.append((rule, compiled))
     for word in _JUNCTORS:
-        for at, sub in enumerate(schema.get(word) or []):
-            _refuse_rules(sub, f"{where}.{word}[{at}]", errors)
-    if isinstance(schema.get("not"), dict):
-        _refuse_rules(schema["not"], f"{where}.not", errors)
+        _check_junctor(schema.get(word), f"{where}.{word}", errors)
     for name, sub in (schema.get("properties") or {}).items():
         below = compile_schema(sub, f"{where}.properties[{name}]", errors, has_old)
         if not below.is_empty():
@@ -69,9 +68,28 @@ def compile_schema(schema: Schema, where: str, errors: list[FieldError], has_old
     return node
 
 
-def _refuse_rules(schema: Any, where: str, errors: list[FieldError]) -> None:
-    if isinstance(schema, dict) and schema.get("x-kubernetes-validations"):
-        errors.append(forbidden_field(f"{where}.x-kubernetes-validations", "rules cannot be part of a logical junctor"))
+def _check_pattern(schema: Schema, where: str, errors: list[FieldError]) -> None:
+    if schema.get("pattern"):
+        try:
+            compile_pattern(str(schema["pattern"]))
+        except BadPattern as error:
+            errors.append(invalid_value(f"{where}.pattern", schema["pattern"], f"must be a valid pattern: {error}"))
+
+
+def _check_junctor(schema: Any, where: str, errors: list[FieldError]) -> None:
+    """Below a logical junctor, patterns are checked too, and rules are refused."""
+    if isinstance(schema, list):
+        for at, sub in enumerate(schema):
+            _check_junctor(sub, f"{where}[{at}]", errors)
+    elif isinstance(schema, dict):
+        if schema.get("x-kubernetes-validations"):
+            why = "rules cannot be part of a logical junctor"
+            errors.append(forbidden_field(f"{where}.x-kubernetes-validations", why))
+        _check_pattern(schema, where, errors)
+        for word in (*_JUNCTORS, "items", "additionalProperties"):
+            _check_junctor(schema.get(word), f"{where}.{word}", errors)
+        for name, sub in (schema.get("properties") or {}).items():
+            _check_junctor(sub, f"{where}.properties[{name}]", errors)
 
 
 def _compile_rule(rule: Any, schema: Schema, where: str, errors: list[FieldError], has_old: bool) -> Rule | None:
@@ -178,7 +196,7 @@ class Evaluation:
             self.errors.append(invalid_value(path or "<nil>", _shown(value), str(error)))
             return
         for rule, compiled in node.rules:
-            if time.monotonic() > self._deadline:
+            if time.process_time() > self._deadline:
                 raise OutOfTime
             if not compiled.is_transition and old is not ABSENT and value == old:
                 continue  # what an older definition admitted stays, as long as it does not change

@@ -6,7 +6,7 @@ Start reading at: `type_from`, `Checker`.
 """
 
 import copy
-import re
+from collections.abc import Callable
 from typing import Any
 
 from moorage.apiserver.errors import FieldError, as_text, invalid_value, not_supported, required
@@ -102,10 +102,19 @@ def default(value: Any, schema: Schema) -> None:
 
 
 class Checker:
-    """One validation of one object; errors gather in `errors`."""
+    """One validation of one object; errors gather in `errors`.
 
-    def __init__(self) -> None:
+    `matches` says whether a pattern occurs in a text. A schema without patterns needs none.
+    """
+
+    def __init__(self, matches: Callable[[str, str], bool] | None = None) -> None:
         self.errors: list[FieldError] = []
+        self._matches = matches
+
+    def check_object(self, obj: dict[str, Any], schema: Schema) -> None:
+        """Check a whole object; its metadata is checked elsewhere."""
+        needed = [name for name in schema.get("required") or [] if name != "metadata"]
+        self.check({k: v for k, v in obj.items() if k != "metadata"}, {**schema, "required": needed}, "")
 
     def check(self, value: Any, schema: Schema, path: str) -> None:
         if value is None and schema.get("nullable"):
@@ -162,7 +171,7 @@ class Checker:
             why = f"{path} in body should be at least {schema['minLength']} chars long"
             self.errors.append(invalid_value(path, value, why))
         pattern = schema.get("pattern")
-        if pattern and _matches(str(pattern), value) is False:
+        if pattern and self._matches is not None and not self._matches(str(pattern), value):
             self.errors.append(invalid_value(path, value, f"{path} in body should match '{pattern}'"))
 
     def _check_number(self, value: float, schema: Schema, path: str) -> None:
@@ -214,23 +223,14 @@ class Checker:
     def _check_logic(self, value: Any, schema: Schema, path: str) -> None:
         for sub in schema.get("allOf") or []:
             self.check(value, sub, path)
-        if schema.get("anyOf") and not any(_fits(value, sub) for sub in schema["anyOf"]):
+        if schema.get("anyOf") and not any(self._fits(value, sub) for sub in schema["anyOf"]):
             self.errors.append(invalid_value(path, "", f"{path} in body must validate at least one schema (anyOf)"))
-        if schema.get("oneOf") and sum(_fits(value, sub) for sub in schema["oneOf"]) != 1:
+        if schema.get("oneOf") and sum(self._fits(value, sub) for sub in schema["oneOf"]) != 1:
             self.errors.append(invalid_value(path, "", f"{path} in body must validate one and only one schema (oneOf)"))
-        if schema.get("not") and _fits(value, schema["not"]):
+        if schema.get("not") and self._fits(value, schema["not"]):
             self.errors.append(invalid_value(path, "", f"{path} in body must not validate the schema (not)"))
 
-
-def _fits(value: Any, schema: Schema) -> bool:
-    checker = Checker()
-    checker.check(value, schema, "")
-    return not checker.errors
-
-
-def _matches(pattern: str, value: str) -> bool | None:
-    """None when the pattern is not one that Python can read."""
-    try:
-        return re.search(pattern, value) is not None
-    except re.error:
-        return None
+    def _fits(self, value: Any, schema: Schema) -> bool:
+        checker = Checker(self._matches)
+        checker.check(value, schema, "")
+        return not checker.errors
