@@ -23,6 +23,7 @@ from moorage.insight import troubleshooting_page
 from moorage.kube.control.queue import WorkQueue
 from moorage.plugin import metrics as plugin_metrics
 from moorage.plugin import parameters
+from moorage.plugin.access import FILESYSTEMS
 from moorage.sidecars import flags as sidecar_flags
 from moorage.sidecars.metrics import Metrics
 from moorage.sidecars.settings import duration_text
@@ -153,7 +154,7 @@ _CLASS_PARAMETERS: dict[str, tuple[str, str]] = {
         "A file behind a loop device, or a directory. The default is `image`.",
     ),
     "fsType": (
-        ", ".join(f"`{each}`" for each in parameters.FILESYSTEMS),
+        ", ".join(f"`{each}`" for each in FILESYSTEMS),
         "The filesystem of an image if the capability names none. The default is ext4, or xfs if the process lacks "
         "CAP_SYS_RESOURCE and so could not grow a mounted ext4. `csi.storage.k8s.io/fstype` is the same.",
     ),

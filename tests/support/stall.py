@@ -50,10 +50,10 @@ def no_stall(limit_s: float = LIMIT_S) -> Iterator[Stalls]:
 
     gc.collect()
     gc.freeze()  # a collection of everything that the tests have loaded would count as a stall
-    Handle._run = measured  # type: ignore[method-assign]
+    Handle._run = measured  # type: ignore[method-assign, assignment]
     try:
         yield stalls
     finally:
-        Handle._run = original  # type: ignore[method-assign]
+        Handle._run = original  # type: ignore[method-assign, assignment]
         gc.unfreeze()
     assert stalls.longest_s <= limit_s, f"{stalls.callback} held the event loop for {stalls.longest_s * 1000:.0f} ms"

@@ -85,6 +85,7 @@ async def test_a_claims_volume_is_seen_exported_and_owned(stack, tmp_path):
             await asyncio.sleep(0.05)
         (pv,) = (await client.list(PersistentVolume)).items
         (row,) = moorage("volume", "--pool", pool, "list")
+        assert pv.spec.csi is not None
         assert (row["name"], row["id"]) == (pv.name, pv.spec.csi.volume_handle)
 
         moorage("volume", "--pool", pool, "mount", pv.name, tmp_path / "m")

@@ -60,7 +60,7 @@ async def until(condition, timeout_s=40):
 
 async def renewals(client, count):
     """Return when the lease has been renewed so many times."""
-    seen = set()
+    seen: set[tuple[object, object]] = set()
     async with asyncio.timeout(40):
         while len(seen) <= count:
             lease = await client.get(Lease, "shared", "default")

@@ -85,7 +85,7 @@ def test_a_group_that_fails_at_any_step_is_none_and_lets_its_members_go(xfs_pool
                 stack.enter_context(mounted(pool, volume, tmp_path / f"m{n}")) for n, volume in enumerate(volumes)
             ]
             promised = pool.capacity().promised_bytes
-            steps = []
+            steps: list[str] = []
             while True:
                 wanted = len(steps)
                 failpoints.install(_failing_at(wanted, steps))
@@ -104,6 +104,7 @@ def test_a_group_that_fails_at_any_step_is_none_and_lets_its_members_go(xfs_pool
                     assert pool.snapshots().items == ()
                     assert pool.capacity().promised_bytes == promised
             assert {"cut.frozen", "cut.copied", "group.member", "group.record"} <= set(steps)
+            assert made is not None
             assert [cut.volume_id for cut in made.snapshots] == sorted(ids)
             assert len(pool.snapshots().items) == 2
 

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from moorage.storage.model import InUse, VolumeKind
 from moorage.storage.usage import HostUse
 
 
-def context(fstype: str) -> SimpleNamespace:
+def context(fstype: str) -> Any:
     config = SimpleNamespace(freeze_bound_s=10.0, copy_freeze_bound_s=60.0)
     has_reflinks = fstype in ("xfs", "btrfs")
     return SimpleNamespace(config=config, fstype=fstype, is_btrfs=fstype == "btrfs", copies_by_reflink=has_reflinks)

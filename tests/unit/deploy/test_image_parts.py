@@ -1,6 +1,5 @@
 """The steps that make the image: what is chosen, what is left out, and that packing depends on the content alone."""
 
-import importlib.util
 import json
 import os
 import re
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.scripts import load_script
 
 
 @pytest.fixture
@@ -15,10 +15,7 @@ def step(deploy_folder):
     """A script of deploy/image as a module."""
 
     def load(name: str):
-        spec = importlib.util.spec_from_file_location(f"image_{name}", deploy_folder / "image" / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        return load_script(deploy_folder / "image" / f"{name}.py")
 
     return load
 
@@ -78,8 +75,8 @@ def test_the_containerfile_makes_the_same_image_for_those_who_have_a_registry(st
     """The same packages, entry point, user and settings; building it takes a base image, which tests have not."""
     containerfile = (deploy_folder / "image/Containerfile").read_text()
     build = (deploy_folder / "image/build").read_text()
-    wanted = set(re.search(r"--include=(\S+)", build)[1].split(","))
-    installed = re.search(r"apt-get install -y --no-install-recommends ([^&]+mount) &&", containerfile)[1].split()
+    wanted = set(re.findall(r"--include=(\S+)", build)[0].split(","))
+    installed = re.findall(r"apt-get install -y --no-install-recommends ([^&]+mount) &&", containerfile)[0].split()
     assert wanted - set(installed) == {"util-linux", "dash"}, "every Debian has these two"
     config = step("pack").image_config("0" * 64, "1970-01-01T00:00:00Z", "1")["config"]
     assert f"ENTRYPOINT {json.dumps(config['Entrypoint'])}" in containerfile

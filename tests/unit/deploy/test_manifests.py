@@ -1,11 +1,11 @@
 """Every manifest is what Kubernetes 1.31 to 1.37 accept, and keeps the rules that its comments promise."""
 
-import importlib.util
 import re
 
 import kubernetes_validate
 import pytest
 import yaml
+from tests.support.scripts import load_script
 
 import moorage
 from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
@@ -149,9 +149,7 @@ def test_two_plugins_of_one_node_never_overlap(manifests, folder):
 
 def test_the_snapshot_kinds_are_those_of_the_embedded_api_server(deploy_folder):
     folder = deploy_folder / "kubernetes/snapshot-support/crds"
-    spec = importlib.util.spec_from_file_location("crds_generate", folder / "generate.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    generate = load_script(folder / "generate.py")
     for name, document in generate.documents().items():
         assert (folder / name).read_text() == generate.text_of(document), f"run {folder}/generate.py"
     written = [

@@ -158,7 +158,7 @@ def test_corruption_is_not_a_directory_that_root_may_not_list(tmp_path, monkeypa
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(mounts.os, call, fail)
+        patch.setattr(os, call, fail)
         assert mounts.is_corrupted(tmp_path) is is_dead
 
 
