@@ -98,7 +98,7 @@ class ApiServer:
         self.resources = Operations(self.store, self.registry)
         if making is not None:
             await making
-        authenticator = Authenticator(self.identity)
+        authenticator = Authenticator(self.identity, self.store)
         definitions = Definitions(self.store, self.registry)
         self.authorizer = Authorizer(RbacIndex(self.store), config.enforces_rbac)
         self.metrics = ServerMetrics()

@@ -1,23 +1,37 @@
-"""Tokens of ServiceAccounts: signed, and checked again when they come back.
+"""Tokens of ServiceAccounts: issuing, and verifying signature, issuer, times and audience.
 
-Owns: the JWT format and the signing key.
-May not touch: users; that is `auth`, which loads this module when the first such token turns up.
+Owns: the claims and the signing key. PyJWT does the rest. Whether the account still exists is up to `authentication`,
+which loads this module when the first token arrives.
 Start reading at: `Signer`.
 """
 
-import base64
 import time
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+import jwt
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
+_ALGORITHM = "ES256"
+_REQUIRED = ["aud", "exp", "iat", "iss", "nbf", "sub"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClaims:
+    """What a valid token says: for whom, until when, for which audiences, and which objects must exist."""
+
+    namespace: str
+    account: str
+    uid: str
+    expires: float
+    audiences: tuple[str, ...]
+    bound: tuple[tuple[str, str, str], ...]  # kind in lower case, name, uid
+    token_id: str
 
 
 class Signer:
@@ -27,11 +41,12 @@ class Signer:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         self._key = key
+        self._public = key.public_key()
 
     def issue(
-        self, account: dict[str, str], audiences: list[str], seconds: int, bound: dict[str, Any] | None
+        self, account: dict[str, str], audiences: Sequence[str], seconds: int, bound: dict[str, Any] | None
     ) -> tuple[str, float]:
-        """A token for a ServiceAccount {namespace, name, uid}, and when it ends."""
+        """Return a token for a ServiceAccount {namespace, name, uid}, and when it ends."""
         now = int(time.time())
         private: dict[str, Any] = {
             "namespace": account["namespace"],
@@ -40,7 +55,7 @@ class Signer:
         if bound:
             private[str(bound.get("kind", "")).lower()] = {"name": bound.get("name"), "uid": bound.get("uid")}
         claims = {
-            "aud": audiences or [ISSUER],
+            "aud": list(audiences) or [ISSUER],
             "exp": now + seconds,
             "iat": now,
             "nbf": now,
@@ -49,26 +64,38 @@ class Signer:
             "kubernetes.io": private,
             "sub": f"system:serviceaccount:{account['namespace']}:{account['name']}",
         }
-        head = _b64(msgspec.json.encode({"alg": "ES256", "typ": "JWT"}))
-        signed = f"{head}.{_b64(msgspec.json.encode(claims))}"
-        r, s = decode_dss_signature(self._key.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
-        return f"{signed}.{_b64(r.to_bytes(32) + s.to_bytes(32))}", float(now + seconds)
+        return jwt.encode(claims, self._key, _ALGORITHM), float(now + seconds)
 
-    def verified(self, token: str) -> dict[str, Any] | None:
+    def verified(self, token: str) -> TokenClaims | None:
+        """Return the claims of a token; None if it is forged, expired or not yet valid. Audiences are not judged."""
         try:
-            head, body, signature = token.split(".")
-            raw = _unb64(signature)
-            der = encode_dss_signature(int.from_bytes(raw[:32]), int.from_bytes(raw[32:]))
-            self._key.public_key().verify(der, f"{head}.{body}".encode(), ec.ECDSA(hashes.SHA256()))
-            claims = msgspec.json.decode(_unb64(body))
-        except (InvalidSignature, ValueError, msgspec.MsgspecError):
+            claims = jwt.decode(
+                token,
+                self._public,
+                [_ALGORITHM],
+                issuer=ISSUER,
+                options={"require": _REQUIRED, "verify_aud": False},
+            )
+            return _claims_from(claims)
+        except (jwt.InvalidTokenError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return claims if isinstance(claims, dict) else None
 
 
-def _b64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+def _claims_from(claims: dict[str, Any]) -> TokenClaims:
+    private = claims["kubernetes.io"]
+    account = private["serviceaccount"]
+    if claims["sub"] != f"system:serviceaccount:{private['namespace']}:{account['name']}":
+        raise ValueError("the subject is not the account")
+    audiences = [claims["aud"]] if isinstance(claims["aud"], str) else claims["aud"]
+    return TokenClaims(
+        namespace=private["namespace"],
+        account=account["name"],
+        uid=account["uid"],
+        expires=float(claims["exp"]),
+        audiences=tuple(audiences),
+        bound=tuple((kind, private[kind]["name"], private[kind]["uid"]) for kind in BINDABLE if kind in private),
+        token_id=str(claims.get("jti", "")),
+    )
 
 
-def _unb64(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+BINDABLE = {"pod": "pods", "secret": "secrets", "node": "nodes"}

@@ -69,15 +69,11 @@ class Reviews:
 
     def _token_review(self, spec: Object, _user: User, _namespace: str) -> Object:
         token = spec.get("token")
-        user = self._authenticator.user_of(token) if isinstance(token, str) else None
-        if user is None:
-            return {"authenticated": False, "user": {}, "error": "the token is not known"}
-        asked = [a for a in spec.get("audiences") or [] if isinstance(a, str)]
-        have = self._authenticator.audiences_of(str(token)) or [ISSUER]
-        fitting = [a for a in asked if a in have] if asked else have
-        if not fitting:
-            return {"authenticated": False, "user": {}, "error": "the token is not for these audiences"}
-        return {"authenticated": True, "user": _user_info(user), "audiences": fitting}
+        audiences = _audiences(spec) or [ISSUER]
+        found = self._authenticator.user_of(token, audiences) if isinstance(token, str) else None
+        if found is None:
+            return {"authenticated": False, "user": {}, "error": "the token is not valid for these audiences"}
+        return {"authenticated": True, "user": _user_info(found[0]), "audiences": found[1]}
 
     def _who_am_i(self, _spec: Object, user: User, _namespace: str) -> Object:
         return {"userInfo": _user_info(user)}
@@ -128,16 +124,17 @@ class Reviews:
         if not isinstance(spec, dict):
             raise bad_request("TokenRequest must be an object with a spec")
         seconds = spec.get("expirationSeconds") or 3600
-        audiences = spec.get("audiences") or []
-        if not isinstance(seconds, int) or not isinstance(audiences, list):
-            raise bad_request("TokenRequest.spec has fields of the wrong type")
-        if seconds < 600:
-            error = invalid_value("spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes")
+        audiences = _audiences(spec)
+        if not isinstance(seconds, int) or isinstance(seconds, bool):
+            raise bad_request("TokenRequest.spec.expirationSeconds must be a number")
+        if not 600 <= seconds <= _LONGEST_S:
+            why = "may not specify a duration less than 10 minutes or larger than 2^32 seconds"
+            error = invalid_value("spec.expirationSeconds", seconds, why)
             raise invalid("TokenRequest", "authentication.k8s.io", route.name, [error])
-        bound = self._bound(route.namespace, spec.get("boundObjectRef"))
+        bound = self._bound(route, spec.get("boundObjectRef"))
         meta = decode(record.body)["metadata"]
         account = {"namespace": route.namespace, "name": route.name, "uid": meta["uid"]}
-        token, end = self._authenticator.issue(account, [str(a) for a in audiences], min(seconds, 2**32), bound)
+        token, end = self._authenticator.issue(account, audiences, seconds, bound)
         expires = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         answer = {
             "kind": "TokenRequest",
@@ -148,17 +145,24 @@ class Reviews:
         }
         return Answer(encode(answer), 201)
 
-    def _bound(self, namespace: str, ref: Any) -> Object | None:
-        if not isinstance(ref, dict):
+    def _bound(self, route: Route, ref: Any) -> Object | None:
+        """Return the object that a token shall be bound to, with its uid; None if it is to be bound to none."""
+        if ref is None:
             return None
-        stored = {"Pod": ("pods", namespace), "Secret": ("secrets", namespace), "Node": ("nodes", "")}
+        if not isinstance(ref, dict):
+            raise bad_request("TokenRequest.spec.boundObjectRef must be an object")
+        stored = {"Pod": ("pods", route.namespace), "Secret": ("secrets", route.namespace), "Node": ("nodes", "")}
         resource, where = stored.get(str(ref.get("kind")), ("", ""))
         if not resource:
             raise bad_request(f"cannot bind token for serviceaccount to object of kind {str(ref.get('kind'))[:60]!r}")
         record = self._store.get(resource, where, str(ref.get("name") or ""))
         if record is None:
             raise not_found(resource, "", str(ref.get("name") or ""))
-        uid = decode(record.body)["metadata"]["uid"]
+        obj = decode(record.body)
+        uid = obj["metadata"]["uid"]
+        if resource == "pods" and obj["spec"].get("serviceAccountName") != route.name:
+            what = f'cannot bind token for serviceaccount "{route.name}"'
+            raise bad_request(f"{what} to pod running with different serviceaccount name.")
         if ref.get("uid") not in (None, "", uid):
             raise conflict(
                 resource,
@@ -166,7 +170,17 @@ class Reviews:
                 str(ref.get("name")),
                 f"the UID in the bound object reference ({ref['uid']}) does not match the UID in record.",
             )
-        return {**ref, "uid": uid}
+        return {"kind": ref["kind"], "name": obj["metadata"]["name"], "uid": uid}
+
+
+_LONGEST_S = 1 << 32
+
+
+def _audiences(spec: Object) -> list[str]:
+    audiences = spec.get("audiences") or []
+    if not isinstance(audiences, list) or not all(isinstance(one, str) and one for one in audiences):
+        raise bad_request("spec.audiences must be a list of strings")
+    return audiences
 
 
 def _user_info(user: User) -> Object:
