@@ -7,7 +7,7 @@ from typing import Any
 from flaky import Flaky
 from replay import Stage, config_of
 
-from moorage.controllers.snapshots import names
+from moorage.kube import names
 from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     PersistentVolume,
@@ -44,7 +44,7 @@ async def furnish(client: Client) -> None:
 async def snapshotter_works(client: Client) -> None:
     """One round of the sidecar: make what is to be made, let go what may go."""
     for content in (await client.list(VolumeSnapshotContent)).items:
-        if content.is_deleting and content.annotations.get(names.BEING_DELETED) == "yes":
+        if content.is_deleting and content.annotations.get(names.SNAPSHOT_BEING_DELETED) == "yes":
             await client.patch(VolumeSnapshotContent, content.name, {"metadata": {"finalizers": None}})
         elif not content.is_deleting and content.status is None:
             status = {"snapshotHandle": f"s-{content.name}", "creationTime": 10**18, "readyToUse": True}

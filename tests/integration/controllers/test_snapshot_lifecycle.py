@@ -8,7 +8,8 @@ import pytest
 from replay import Stage, open_stage
 
 from moorage.controllers.context import ControllerOptions
-from moorage.controllers.snapshots import names
+from moorage.controllers.snapshots.flavour import GROUP, SINGLE, member_suffix
+from moorage.kube import names
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import (
     Event,
@@ -57,7 +58,7 @@ class Scene:
         await self.client.patch(PersistentVolumeClaim, name, patch, "default", subresource="status")
 
     async def add_class(self, name: str, policy: str = "Delete", *, default: bool = False, **parameters: str) -> None:
-        meta = {"annotations": {names.IS_DEFAULT: "true"}} if default else {}
+        meta = {"annotations": {names.DEFAULT_SNAPSHOT_CLASS: "true"}} if default else {}
         await self.create(
             VolumeSnapshotClass, name, driver=DRIVER, deletionPolicy=policy, parameters=parameters, metadata=meta
         )
@@ -75,7 +76,7 @@ class Scene:
         return made
 
     async def content_of(self, snapshot: VolumeSnapshot) -> VolumeSnapshotContent:
-        return await self.client.get(VolumeSnapshotContent, names.content_name(snapshot.uid))
+        return await self.client.get(VolumeSnapshotContent, SINGLE.content_name(snapshot.uid))
 
     async def driver_says(self, content: str, **status: Any) -> None:
         await self.client.patch(VolumeSnapshotContent, content, {"status": status}, subresource="status")
@@ -117,7 +118,7 @@ async def test_a_snapshot_is_taken_and_becomes_ready(scene: Scene) -> None:
     assert content.spec.volume_snapshot_ref.uid == taken.uid
     assert (content.spec.driver, content.spec.deletion_policy) == (DRIVER, "Delete")
     assert content.spec.source_volume_mode == "Filesystem"
-    assert content.finalizers == [names.CONTENT_BOUND]
+    assert content.finalizers == [names.SNAPSHOT_CONTENT_BOUND]
     claim = await scene.client.get(PersistentVolumeClaim, "data", "default")
     assert names.CLAIM_AS_SOURCE in claim.finalizers
 
@@ -127,7 +128,7 @@ async def test_a_snapshot_is_taken_and_becomes_ready(scene: Scene) -> None:
     assert snapshot.status.bound_volume_snapshot_content_name == content.name
     assert snapshot.status.creation_time == "2026-01-01T00:00:00Z"
     assert (snapshot.status.ready_to_use, snapshot.status.restore_size) == (True, "1Gi")
-    assert sorted(snapshot.finalizers) == sorted([names.AS_SOURCE, names.BOUND])
+    assert sorted(snapshot.finalizers) == sorted([names.SNAPSHOT_AS_SOURCE, names.SNAPSHOT_BOUND])
     claim = await scene.client.get(PersistentVolumeClaim, "data", "default")
     assert names.CLAIM_AS_SOURCE not in claim.finalizers
     assert await scene.reasons() == ["CreatingSnapshot", "SnapshotCreated", "SnapshotReady"]
@@ -154,8 +155,8 @@ async def test_deleting_a_snapshot_deletes_its_content_first(scene: Scene) -> No
     await scene.stage.settle()
     going = await scene.client.get(VolumeSnapshotContent, content.name)
     assert going.is_deleting
-    assert going.annotations[names.BEING_DELETED] == "yes"
-    assert (await scene.snapshot()).finalizers == [names.BOUND]
+    assert going.annotations[names.SNAPSHOT_BEING_DELETED] == "yes"
+    assert (await scene.snapshot()).finalizers == [names.SNAPSHOT_BOUND]
     await scene.let_go(VolumeSnapshotContent, content.name)
     assert await scene.is_gone(VolumeSnapshot, "snap", "default")
 
@@ -164,13 +165,13 @@ async def test_a_content_to_be_retained_stays(scene: Scene) -> None:
     await scene.add_class("kept", "Retain")
     content = await scene.content_of(await scene.take(CLAIM, "kept"))
     await scene.driver_finishes(content.name)
-    assert (await scene.snapshot()).finalizers == [names.AS_SOURCE]
+    assert (await scene.snapshot()).finalizers == [names.SNAPSHOT_AS_SOURCE]
     await scene.client.delete(VolumeSnapshot, "snap", "default")
     await scene.stage.settle()
     assert await scene.is_gone(VolumeSnapshot, "snap", "default")
     left = await scene.client.get(VolumeSnapshotContent, content.name)
     assert not left.is_deleting
-    assert left.annotations[names.BEING_DELETED] == "yes"
+    assert left.annotations[names.SNAPSHOT_BEING_DELETED] == "yes"
 
 
 async def test_an_existing_snapshot_is_bound(scene: Scene) -> None:
@@ -186,7 +187,7 @@ async def test_an_existing_snapshot_is_bound(scene: Scene) -> None:
     taken = await scene.take({"volumeSnapshotContentName": "old"}, None)
     content = await scene.client.get(VolumeSnapshotContent, "old")
     assert content.spec.volume_snapshot_ref.uid == taken.uid
-    assert content.finalizers == [names.CONTENT_BOUND]
+    assert content.finalizers == [names.SNAPSHOT_CONTENT_BOUND]
     await scene.driver_finishes("old")
     snapshot = await scene.snapshot()
     assert snapshot.status is not None
@@ -270,8 +271,8 @@ async def test_a_secret_named_by_the_class_is_noted_for_deletion(scene: Scene) -
     given = {f"{start}name": "${volumesnapshot.name}-key", f"{start}namespace": "${volumesnapshot.namespace}"}
     await scene.add_class("sealed", **given)
     content = await scene.content_of(await scene.take(CLAIM, "sealed"))
-    assert content.annotations[f"{names.DELETION_SECRET}name"] == "snap-key"
-    assert content.annotations[f"{names.DELETION_SECRET}namespace"] == "default"
+    assert content.annotations[names.SNAPSHOT_SECRET_NAME] == "snap-key"
+    assert content.annotations[names.SNAPSHOT_SECRET_NAMESPACE] == "default"
 
 
 async def test_a_restart_in_the_middle_loses_nothing(scene: Scene) -> None:
@@ -298,7 +299,7 @@ async def test_each_node_handles_its_own_volumes_when_snapshotting_is_distribute
         await scene.add_class("fast")
         await stage.start(("snapshots",))
         content = await scene.content_of(await scene.take(CLAIM))
-        assert content.labels[names.MANAGED_BY] == "b"
+        assert content.labels[names.SNAPSHOT_MANAGED_BY] == "b"
 
 
 async def test_many_snapshots_with_conflicts_all_become_ready(scene: Scene) -> None:
@@ -312,9 +313,9 @@ async def test_many_snapshots_with_conflicts_all_become_ready(scene: Scene) -> N
     for number in range(10):
         patch = {"metadata": {"labels": {"touched": str(number)}}}
         await asyncio.gather(*(scene.client.patch(VolumeSnapshot, s.name, patch, "default") for s in taken))
-    await until_made(scene, [names.content_name(s.uid) for s in taken])
+    await until_made(scene, [SINGLE.content_name(s.uid) for s in taken])
     for snapshot in taken:
-        await scene.driver_finishes(names.content_name(snapshot.uid))
+        await scene.driver_finishes(SINGLE.content_name(snapshot.uid))
     async with asyncio.timeout(30):
         for snapshot in taken:
             while not ((found := await scene.snapshot(snapshot.name)).status and found.status.ready_to_use):
@@ -342,7 +343,7 @@ async def take_group(scene: Scene, policy: str = "Delete") -> VolumeGroupSnapsho
 
 
 async def finish_group(scene: Scene, group: VolumeGroupSnapshot) -> str:
-    name = names.group_content_name(group.uid)
+    name = GROUP.content_name(group.uid)
     handles = ("handle-one", "handle-two")
     infos = [
         {"volumeHandle": h, "snapshotHandle": f"s-{h}", "creationTime": TAKEN_NS, "readyToUse": True} for h in handles
@@ -360,7 +361,7 @@ async def finish_group(scene: Scene, group: VolumeGroupSnapshot) -> str:
 
 async def test_a_group_is_taken_with_a_snapshot_for_each_volume(scene: Scene) -> None:
     group = await take_group(scene)
-    content = await scene.client.get(VolumeGroupSnapshotContent, names.group_content_name(group.uid))
+    content = await scene.client.get(VolumeGroupSnapshotContent, GROUP.content_name(group.uid))
     assert content.spec.source.volume_handles == ["handle-one", "handle-two"]
     assert content.finalizers == [names.GROUP_CONTENT_BOUND]
     await finish_group(scene, group)
@@ -369,7 +370,7 @@ async def test_a_group_is_taken_with_a_snapshot_for_each_volume(scene: Scene) ->
     assert (found.status.ready_to_use, found.status.creation_time) == (True, "2026-01-01T00:00:00Z")
     assert found.finalizers == [names.GROUP_BOUND]
     for claim in ("one", "two"):
-        suffix = names.member_suffix(group.uid, f"handle-{claim}")
+        suffix = member_suffix(group.uid, f"handle-{claim}")
         member = await scene.snapshot(f"snapshot-{suffix}")
         assert member.spec.source.persistent_volume_claim_name == claim
         assert member.status is not None
@@ -386,10 +387,10 @@ async def test_a_group_is_taken_with_a_snapshot_for_each_volume(scene: Scene) ->
 async def test_a_member_cannot_be_deleted_before_its_group(scene: Scene) -> None:
     group = await take_group(scene)
     await finish_group(scene, group)
-    member = f"snapshot-{names.member_suffix(group.uid, 'handle-one')}"
+    member = f"snapshot-{member_suffix(group.uid, 'handle-one')}"
     await scene.client.delete(VolumeSnapshot, member, "default")
     await scene.stage.settle()
-    assert names.IN_GROUP in (await scene.snapshot(member)).finalizers
+    assert names.SNAPSHOT_IN_GROUP in (await scene.snapshot(member)).finalizers
     assert "SnapshotDeletePending" in await scene.reasons(member)
 
 
@@ -404,7 +405,7 @@ async def test_a_group_goes_with_its_members(scene: Scene) -> None:
     await scene.let_go(VolumeGroupSnapshotContent, content)
     assert await scene.is_gone(VolumeGroupSnapshot, "group", "default")
     for handle in ("handle-one", "handle-two"):
-        name = f"snapcontent-{names.member_suffix(group.uid, handle)}"
+        name = f"snapcontent-{member_suffix(group.uid, handle)}"
         await scene.stage.settle()
         assert (await scene.client.get(VolumeSnapshotContent, name)).is_deleting
         await scene.let_go(VolumeSnapshotContent, name)
@@ -422,4 +423,4 @@ async def test_a_group_without_claims_says_so(scene: Scene) -> None:
     assert found.status.error is not None
     assert "no claim" in (found.status.error.message or "")
     with pytest.raises(NotFound):
-        await scene.client.get(VolumeGroupSnapshotContent, names.group_content_name(found.uid))
+        await scene.client.get(VolumeGroupSnapshotContent, GROUP.content_name(found.uid))

@@ -1,58 +1,43 @@
-"""The contents: protected while bound, and marked for deletion only when their snapshot is.
+"""Snapshot contents: protected while bound, and marked for deletion only if their snapshot is being deleted.
 
-Owns: one pass over one VolumeSnapshotContent or VolumeGroupSnapshotContent.
-May not touch: deleting a content whose snapshot is merely missing; that never happens.
+Owns: one pass over one content of either flavour. A content whose snapshot is merely missing is never deleted.
 Start reading at: `Contents.sync`.
 """
 
-from moorage.controllers.snapshots import names
-from moorage.controllers.snapshots.store import SnapshotStore
-from moorage.kube.objects.snapshots import VolumeGroupSnapshotContent, VolumeSnapshotContent
+from typing import Generic
+
+from moorage.controllers.snapshots.flavour import C, Flavour, S
+from moorage.controllers.snapshots.reconciler import SnapshotContext
+from moorage.kube.cache.informer import Informer
 
 
-class Contents:
-    """Keeps contents protected."""
+class Contents(Generic[S, C]):
+    """Protects the contents of one flavour."""
 
-    def __init__(self, store: SnapshotStore) -> None:
-        self._store = store
+    def __init__(
+        self, context: SnapshotContext, flavour: Flavour[S, C], snapshots: Informer[S], contents: Informer[C]
+    ) -> None:
+        self._context = context
+        self._flavour = flavour
+        self._snapshots = snapshots
+        self._contents = contents
 
     async def sync(self, key: str) -> None:
-        content = self._store.contents.get(key)
+        """Protect one content, and mark it if its snapshot is being deleted too."""
+        content, flavour, writer = self._contents.get(key), self._flavour, self._context.writer
         if content is None:
             return
-        source = content.spec.source
-        if bool(source.volume_handle) == bool(source.snapshot_handle):
-            self._complain(content, "ContentValidationError", "exactly one of volumeHandle and snapshotHandle")
+        if flavour.is_to_be_taken(content) == flavour.is_existing(content):
+            reason = f"{flavour.word.removesuffix('Snapshot')}ContentValidationError"
+            message = f"a content needs exactly one of {flavour.content_sources}"
+            self._context.recorder.warning(content, reason, message)
             return
-        ref = content.spec.volume_snapshot_ref
+        ref = flavour.snapshot_of(content)
         if not ref.uid:
             return
         if not content.is_deleting:
-            content = await self._store.protect(content, names.CONTENT_BOUND)
-        snapshot = self._store.snapshots.get(f"{ref.namespace}/{ref.name}")
+            content = await writer.add_finalizers(content, flavour.content_bound)
+        snapshot = self._snapshots.get(f"{ref.namespace}/{ref.name}")
         is_leaving = snapshot is not None and snapshot.uid == ref.uid and snapshot.is_deleting
         if content.is_deleting and is_leaving:
-            await self._store.annotate(content, {names.BEING_DELETED: "yes"})
-
-    async def sync_group(self, key: str) -> None:
-        content = self._store.group_contents.get(key)
-        if content is None:
-            return
-        source = content.spec.source
-        if bool(source.volume_handles) == bool(source.group_snapshot_handles):
-            self._complain(
-                content, "GroupContentValidationError", "exactly one of volumeHandles and groupSnapshotHandles"
-            )
-            return
-        ref = content.spec.volume_group_snapshot_ref
-        if not ref.uid:
-            return
-        if not content.is_deleting:
-            content = await self._store.protect(content, names.GROUP_CONTENT_BOUND)
-        group = self._store.groups.get(f"{ref.namespace}/{ref.name}")
-        is_leaving = group is not None and group.uid == ref.uid and group.is_deleting
-        if content.is_deleting and is_leaving:
-            await self._store.annotate(content, {names.GROUP_BEING_DELETED: "yes"})
-
-    def _complain(self, content: VolumeSnapshotContent | VolumeGroupSnapshotContent, reason: str, wanted: str) -> None:
-        self._store.recorder.warning(content, reason, f"a content needs {wanted}")
+            await writer.annotate(content, {flavour.being_deleted: "yes"})

@@ -1,14 +1,14 @@
 """The members of a group snapshot: one snapshot and one content for each volume that the driver reports.
 
-Owns: making them, each step repeatable: whatever exists already is taken up where it stands.
-May not touch: the group itself.
+Owns: creating them. Each step is repeatable and continues from what exists already.
 Start reading at: `Members.ensure`.
 """
 
 from typing import Any, TypeVar
 
-from moorage.controllers.snapshots import names
-from moorage.controllers.snapshots.store import SnapshotProblem, SnapshotStore
+from moorage.controllers.snapshots.flavour import GROUP, SINGLE, member_suffix
+from moorage.controllers.snapshots.reconciler import SnapshotContext, SnapshotProblem
+from moorage.kube import names
 from moorage.kube.errors import AlreadyExists
 from moorage.kube.objects.core import PersistentVolume
 from moorage.kube.objects.meta import KubeObject
@@ -24,13 +24,14 @@ T = TypeVar("T", bound=KubeObject)
 
 
 class Members:
-    """Makes what a group snapshot consists of."""
+    """Creates what a group snapshot consists of."""
 
-    def __init__(self, store: SnapshotStore) -> None:
-        self._store = store
+    def __init__(self, context: SnapshotContext) -> None:
+        self._caches = context.caches
+        self._writer = context.writer
 
     async def ensure(self, group: VolumeGroupSnapshot, content: VolumeGroupSnapshotContent) -> None:
-        """Every volume of the group has its snapshot and content, bound to each other."""
+        """Ensure that every volume of the group has its snapshot and content, bound to each other."""
         status = content.status
         handle = status.volume_group_snapshot_handle if status is not None else None
         if status is None or not handle:
@@ -41,28 +42,30 @@ class Members:
     async def _ensure_one(
         self, group: VolumeGroupSnapshot, content: VolumeGroupSnapshotContent, handle: str, info: VolumeSnapshotInfo
     ) -> None:
-        suffix = names.member_suffix(group.uid, info.volume_handle)
-        volume = self._store.volume_with(content.spec.driver, info.volume_handle)
+        suffix = member_suffix(group.uid, info.volume_handle)
+        volume = self._caches.volume_with_handle(content.spec.driver, info.volume_handle)
         body = _content_body(group, content, handle, info, suffix, volume)
-        made = self._store.contents.get(f"snapcontent-{suffix}") or await self._made(VolumeSnapshotContent, body)
-        snapshot = self._store.snapshots.get(f"{group.namespace}/snapshot-{suffix}")
+        made = self._caches.snapshot_contents.get(f"snapcontent-{suffix}") or await self._made(
+            VolumeSnapshotContent, body
+        )
+        snapshot = self._caches.snapshots.get(f"{group.namespace}/snapshot-{suffix}")
         if snapshot is None:
             snapshot = await self._made(VolumeSnapshot, _snapshot_body(group, suffix, volume), group.namespace)
         if made.spec.volume_snapshot_ref.uid != snapshot.uid:
-            made = await self._store.patch(made, {"spec": {"volumeSnapshotRef": {"uid": snapshot.uid}}})
+            made = await self._writer.patch(made, {"spec": {"volumeSnapshotRef": {"uid": snapshot.uid}}})
         if snapshot.status is None or not snapshot.status.bound_volume_snapshot_content_name:
-            await self._store.set_status(snapshot, {"boundVolumeSnapshotContentName": made.name})
+            await self._writer.patch_status(snapshot, {"boundVolumeSnapshotContentName": made.name})
         if made.status is None or not made.status.volume_group_snapshot_handle:
-            await self._store.set_status(made, _content_status(handle, info))
+            await self._writer.patch_status(made, _content_status(handle, info))
 
     async def _made(self, kind: type[T], body: dict[str, Any], namespace: str = "") -> T:
         try:
-            return await self._store.create(kind, body, namespace)
+            return await self._writer.create(kind, body, namespace)
         except AlreadyExists:
-            found = await self._store.live(kind, body["metadata"]["name"], namespace)
+            found = await self._writer.fresh(kind, body["metadata"]["name"], namespace)
             if found is None:
                 raise SnapshotProblem(
-                    "CreateGroupSnapshotContentFailed", f"{body['metadata']['name']} came and went"
+                    "CreateGroupSnapshotContentFailed", f"{body['metadata']['name']} was created and deleted meanwhile"
                 ) from None
             return found
 
@@ -76,12 +79,11 @@ def _content_body(
     volume: PersistentVolume | None,
 ) -> dict[str, Any]:
     annotations = {names.GROUP_HANDLE: handle}
-    for part in ("name", "namespace"):  # members are deleted with the group's secret
-        secret = content.annotations.get(f"{names.GROUP_DELETION_SECRET}{part}")
-        if secret is not None:
-            annotations[f"{names.DELETION_SECRET}{part}"] = secret
+    for of_group, of_member in zip(GROUP.secret_annotations, SINGLE.secret_annotations, strict=True):
+        if of_group in content.annotations:  # members are deleted with the group's secret
+            annotations[of_member] = content.annotations[of_group]
     reference = {
-        "apiVersion": names.SNAPSHOT_API,
+        "apiVersion": VolumeSnapshot.resource.api_version,
         "kind": "VolumeSnapshot",
         "namespace": group.namespace,
         "name": f"snapshot-{suffix}",
@@ -95,8 +97,8 @@ def _content_body(
     if volume is not None:
         spec["sourceVolumeMode"] = volume.spec.volume_mode or "Filesystem"
     meta: dict[str, Any] = {"name": f"snapcontent-{suffix}", "annotations": annotations}
-    if names.MANAGED_BY in content.labels:  # the sidecar of that node made the group, and is to end its members
-        meta["labels"] = {names.MANAGED_BY: content.labels[names.MANAGED_BY]}
+    if names.SNAPSHOT_MANAGED_BY in content.labels:  # the sidecar of that node deletes the members too
+        meta["labels"] = {names.SNAPSHOT_MANAGED_BY: content.labels[names.SNAPSHOT_MANAGED_BY]}
     return {"metadata": meta, "spec": spec}
 
 
@@ -112,7 +114,7 @@ def _snapshot_body(group: VolumeGroupSnapshot, suffix: str, volume: PersistentVo
         "name": f"snapshot-{suffix}",
         "namespace": group.namespace,
         "ownerReferences": [owner],
-        "finalizers": [names.IN_GROUP],
+        "finalizers": [names.SNAPSHOT_IN_GROUP],
     }
     return {"metadata": meta, "spec": {"source": {"persistentVolumeClaimName": claim}}}
 

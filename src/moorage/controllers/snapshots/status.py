@@ -1,7 +1,6 @@
-"""What the status of a snapshot becomes when its content changed. Pure.
+"""How the status of a snapshot follows from its content. Pure.
 
 Owns: copying from content to snapshot, single and group: what is written once, what follows, what is cleared.
-May not touch: the API.
 Start reading at: `snapshot_status`, `group_status`.
 """
 
@@ -24,52 +23,49 @@ from moorage.kube.quantity import BadQuantity, bytes_of, bytes_text
 Fields = dict[str, Any]
 
 
-def is_ready(snapshot: VolumeSnapshot) -> bool:
+def is_ready(snapshot: VolumeSnapshot | VolumeGroupSnapshot) -> bool:
+    """Whether a snapshot can be used, and no error is noted."""
     status = snapshot.status
     return status is not None and status.ready_to_use is True and status.error is None
 
 
-def is_bound(snapshot: VolumeSnapshot) -> bool:
-    return bool(snapshot.status is not None and snapshot.status.bound_volume_snapshot_content_name)
-
-
-def is_group_ready(group: VolumeGroupSnapshot) -> bool:
-    return group.status is not None and group.status.ready_to_use is True and group.status.error is None
-
-
-def is_group_bound(group: VolumeGroupSnapshot) -> bool:
-    return bool(group.status is not None and group.status.bound_volume_group_snapshot_content_name)
+def error_of(snapshot: VolumeSnapshot | VolumeGroupSnapshot) -> str | None:
+    """Return the message of the error in the status."""
+    return snapshot.status.error.message if snapshot.status is not None and snapshot.status.error is not None else None
 
 
 def snapshot_status(snapshot: VolumeSnapshot, content: VolumeSnapshotContent, group_name: str) -> Fields:
-    """The fields of a snapshot's status that change, as a merge patch; empty when none does."""
+    """Return the fields of a snapshot's status that change, as a merge patch."""
     have, found = snapshot.status or SnapshotStatus(), content.status or ContentStatus()
-    ready = found.ready_to_use is True
     fields: Fields = {}
     if not have.bound_volume_snapshot_content_name:
         fields["boundVolumeSnapshotContentName"] = content.name
-    if have.creation_time is None and found.creation_time is not None:
-        fields["creationTime"] = timestamp_text(found.creation_time / 1e9)
-    if have.ready_to_use is not ready:
-        fields["readyToUse"] = ready
+    created = timestamp_text(found.creation_time / 1e9) if found.creation_time is not None else None
+    fields |= _progress(have, found, created)
     if found.restore_size is not None and not _size(have.restore_size):
         wanted = bytes_text(found.restore_size)
         if have.restore_size != wanted:
             fields["restoreSize"] = wanted
     if group_name and not have.volume_group_snapshot_name:
         fields["volumeGroupSnapshotName"] = group_name
-    return fields | _error(have.error, None if ready else found.error, is_ready_now=ready)
+    return fields
 
 
 def group_status(group: VolumeGroupSnapshot, content: VolumeGroupSnapshotContent) -> Fields:
-    """The fields of a group snapshot's status that change, as a merge patch; empty when none does."""
+    """Return the fields of a group snapshot's status that change, as a merge patch."""
     have, found = group.status or GroupSnapshotStatus(), content.status or GroupContentStatus()
-    ready = found.ready_to_use is True
     fields: Fields = {}
     if not have.bound_volume_group_snapshot_content_name:
         fields["boundVolumeGroupSnapshotContentName"] = content.name
-    if have.creation_time is None and found.creation_time is not None:
-        fields["creationTime"] = found.creation_time
+    return fields | _progress(have, found, found.creation_time)
+
+
+def _progress(
+    have: SnapshotStatus | GroupSnapshotStatus, found: ContentStatus | GroupContentStatus, created: str | None
+) -> Fields:
+    ready, fields = found.ready_to_use is True, Fields()
+    if have.creation_time is None and created is not None:
+        fields["creationTime"] = created
     if have.ready_to_use is not ready:
         fields["readyToUse"] = ready
     return fields | _error(have.error, None if ready else found.error, is_ready_now=ready)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.controllers.snapshots import names
+from moorage.controllers.snapshots.flavour import GROUP, SINGLE, member_suffix
 from moorage.controllers.snapshots.status import group_status, is_ready, snapshot_status
 from moorage.kube.objects.meta import Meta
 from moorage.kube.objects.snapshots import (
@@ -16,6 +16,7 @@ from moorage.kube.objects.snapshots import (
     VolumeSnapshot,
     VolumeSnapshotContent,
 )
+from moorage.kube.secrets import BadSecret
 
 TAKEN_NS = 1_767_225_600_500_000_000
 ERROR = SnapshotError(time="2026-01-01T00:00:00Z", message="no space")
@@ -104,39 +105,33 @@ def test_what_a_group_takes_over():
     assert group_status(VolumeGroupSnapshot(status=bound), held) == {}
 
 
-def test_members_are_named_by_group_and_volume():
-    assert names.content_name("uid-1") == "snapcontent-uid-1"
-    assert names.group_content_name("uid-2") == "groupsnapcontent-uid-2"
-    suffix = names.member_suffix("uid-2", "handle")
+def test_contents_are_named_by_snapshot_and_members_by_group_and_volume():
+    assert SINGLE.content_name("uid-1") == "snapcontent-uid-1"
+    assert GROUP.content_name("uid-2") == "groupsnapcontent-uid-2"
+    suffix = member_suffix("uid-2", "handle")
     assert suffix == "b366ce46ed32d5c0538bef75e9b62e8ca2aecafeb65c6d4e53c7a42216298aff"
-    assert suffix != names.member_suffix("uid-2", "other")
+    assert suffix != member_suffix("uid-2", "other")
 
 
 START = "csi.storage.k8s.io/snapshotter-secret-"
-WORDS = {
-    "volumesnapshotcontent.name": "content",
-    "volumesnapshot.namespace": "team",
-    "volumesnapshot.name": "snap",
-}
+TAKEN = VolumeSnapshot(metadata=Meta(name="snap", namespace="team"))
 
 
 @pytest.mark.parametrize(
-    ("parameters", "annotations"),
+    ("parameters", "secret"),
     [
-        ({}, {}),
-        ({"other": "x"}, {}),
+        ({}, None),
+        ({"other": "x"}, None),
         (
             {f"{START}name": "${volumesnapshot.name}-${volumesnapshotcontent.name}", f"{START}namespace": "vault"},
-            {"a-name": "snap-content", "a-namespace": "vault"},
+            ("snap-content", "vault"),
         ),
-        (
-            {f"{START}name": "key", f"{START}namespace": "${volumesnapshot.namespace}"},
-            {"a-name": "key", "a-namespace": "team"},
-        ),
+        ({f"{START}name": "key", f"{START}namespace": "${volumesnapshot.namespace}"}, ("key", "team")),
     ],
 )
-def test_the_secret_of_a_class(parameters, annotations):
-    assert names.secret_annotations(parameters, START, "a-", WORDS) == annotations
+def test_the_secret_of_a_class(parameters, secret):
+    annotations = dict(zip(SINGLE.secret_annotations, secret, strict=True)) if secret else {}
+    assert SINGLE.secrets_for(parameters, TAKEN, "content") == annotations
 
 
 @pytest.mark.parametrize(
@@ -150,5 +145,5 @@ def test_the_secret_of_a_class(parameters, annotations):
     ],
 )
 def test_a_secret_that_cannot_be_meant(parameters):
-    with pytest.raises(names.BadSecretTemplate):
-        names.secret_annotations(parameters, START, "a-", WORDS)
+    with pytest.raises(BadSecret):
+        SINGLE.secrets_for(parameters, TAKEN, "content")
