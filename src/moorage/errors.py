@@ -1,14 +1,14 @@
 """The root of every error that Moorage raises on purpose.
 
-Owns: the base class. Each part defines its own errors beside the code that raises them.
-May not touch: gRPC and HTTP; a code is a name, and the edges translate it.
+Owns: the base class. Each part defines its own errors beside the code that raises them. A code is only a name here;
+the gRPC services, the API server and the command line translate it.
 """
 
 from typing import ClassVar
 
 
 class MoorageError(Exception):
-    """What went wrong, for which object, and whether trying again can help.
+    """An expected failure: its message names the object and the reason.
 
     `code` is the name of a gRPC status code (`grpc.StatusCode[code]`); the API server and the
     command line map the same name to an HTTP status or an exit code.
@@ -19,14 +19,14 @@ class MoorageError(Exception):
 
 
 class InvalidRequest(MoorageError):
-    """The caller sent something that no retry will make right; the message names the field."""
+    """The request is invalid, and a retry cannot succeed. The message names the field."""
 
     code = "INVALID_ARGUMENT"
     retryable = False
 
 
 class UsageError(MoorageError):
-    """A person typed something that cannot work; the command line exits with 2."""
+    """The command line is wrong. The command exits with 2."""
 
     code = "INVALID_ARGUMENT"
     retryable = False

@@ -2,7 +2,8 @@
 
 Owns: the logger type and its two formats. Loggers are made with `get_logger(__name__)` and used
 as `log.info("volume published", volume=volume_id, seconds=took)`. Secrets have no field.
-May not touch: anything but the standard library's logging.
+A record is one line, except for a traceback, whose lines are indented: no text in a field can look like another record.
+Start reading at: `Logger`, `configure`.
 """
 
 import json
@@ -10,6 +11,8 @@ import logging
 import sys
 import time
 from typing import Any, TextIO
+
+from moorage.printable import LONGEST_FIELD, escaped, many_lines, one_line, shortened
 
 _FIELDS = "moorage_fields"
 
@@ -35,7 +38,7 @@ class Logger:
         self._emit(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: Any) -> None:
-        """An error with the traceback of the exception being handled."""
+        """Log an error with the traceback of the exception being handled."""
         self._emit(logging.ERROR, event, fields, exc_info=True)
 
     def is_debug(self) -> bool:
@@ -52,11 +55,12 @@ class TextFormat(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         name = record.name.removeprefix("moorage.")
-        line = f"{clock}.{int(record.msecs):03d} {record.levelname} {name}: {record.getMessage()}"
+        event = one_line(record.getMessage(), LONGEST_FIELD)
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname} {name}: {event}"
         for key, value in getattr(record, _FIELDS, {}).items():
             line += f" {key}={_as_text(value)}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + many_lines(self.formatException(record.exc_info), indent="  ")
         return line
 
 
@@ -74,7 +78,7 @@ class JsonFormat(logging.Formatter):
         line.update(getattr(record, _FIELDS, {}))
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return escaped(json.dumps(line, default=str))
 
 
 def get_logger(name: str) -> Logger:
@@ -82,7 +86,7 @@ def get_logger(name: str) -> Logger:
 
 
 def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> None:
-    """Send Moorage's logs to `stream` (standard error); other libraries only from warnings on."""
+    """Send Moorage's logs to `stream` (default: standard error). Other libraries log warnings and errors only."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormat() if style == "json" else TextFormat())
     root = logging.getLogger()
@@ -94,5 +98,6 @@ def configure(level: str = "info", style: str = "text", stream: TextIO | None = 
 def _as_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    text = str(value)
-    return json.dumps(text) if not text or any(c.isspace() or c == '"' for c in text) else text
+    text = shortened(str(value), LONGEST_FIELD)
+    is_plain = text and text.isprintable() and " " not in text and '"' not in text
+    return text if is_plain else escaped(json.dumps(text))

@@ -2,21 +2,20 @@
 
 import asyncio
 import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from moorage.cli import show
+from moorage.cli.show import Output
 from moorage.conformance.suite import CheckConfig, CheckResult, run_checks
 from moorage.errors import UsageError
 from moorage.host.safe_remove import temporary_directory
 
 app = typer.Typer()
 
-_MARKS = {"passed": "[green]ok[/]  ", "failed": "[red]FAIL[/]", "skipped": "[yellow]skip[/]"}
+_MARKS = {"passed": ("green", "ok  "), "failed": ("red", "FAIL"), "skipped": ("yellow", "skip")}
 
 
 @app.command()
@@ -36,14 +35,13 @@ def check(
     block: Annotated[bool, typer.Option(help="Use raw block volumes.")] = False,
     only: Annotated[str, typer.Option(help="Run only checks whose service or title contains this.")] = "",
     timeout_s: Annotated[float, typer.Option(help="Deadline of each call, in seconds.")] = 60.0,
-    output: Annotated[str, typer.Option("-o", "--output", help="text or json.")] = "text",
+    output: Output = "text",
 ) -> None:
     """Check any CSI driver against the contract; exit 1 when a check fails.
 
     Example: moorage check --endpoint unix:///run/my-driver/csi.sock --parameter kind=fast
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output {output!r}: want text or json")
+    as_json = show.check_output(output)
     with temporary_directory("moorage-check-") as scratch:
         config = CheckConfig(
             endpoint=endpoint,
@@ -58,9 +56,9 @@ def check(
             block=block,
             timeout_s=timeout_s,
         )
-        outcomes = asyncio.run(_collect(config, only, quiet=output == "json"))
-    if output == "json":
-        sys.stdout.write(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
+        outcomes = asyncio.run(_collect(config, only, quiet=as_json))
+    if as_json:
+        show.json_out(outcomes)
     else:
         _summary(outcomes)
     if any(outcome.result == "failed" for outcome in outcomes):
@@ -68,26 +66,24 @@ def check(
 
 
 async def _collect(config: CheckConfig, only: str, quiet: bool) -> list[CheckResult]:
-    console, outcomes, service = Console(highlight=False, soft_wrap=True), [], ""
+    outcomes, service = [], ""
     async for outcome in run_checks(config, only):
         outcomes.append(outcome)
         if quiet:
             continue
         if outcome.service != service:
             service = outcome.service
-            console.print(f"[bold]{service}[/]")
-        took = f" [dim]{outcome.seconds * 1000:.0f} ms[/]" if outcome.seconds else ""
-        console.print(f"  {_MARKS[outcome.result]} {outcome.title}{took}")
+            show.say(service, style="bold")
+        took = f" {outcome.seconds * 1000:.0f} ms" if outcome.seconds else ""
+        show.say("  ", _MARKS[outcome.result], f" {outcome.title}", ("dim", took))
         if outcome.detail:
-            console.print(
-                f"       {outcome.detail}", style="dim" if outcome.result == "skipped" else "red", markup=False
-            )
+            show.paragraph(outcome.detail, "dim" if outcome.result == "skipped" else "red", indent=" " * 7)
     return outcomes
 
 
 def _summary(outcomes: list[CheckResult]) -> None:
     counts = {result: sum(o.result == result for o in outcomes) for result in ("passed", "failed", "skipped")}
-    Console(highlight=False).print(", ".join(f"{number} {result}" for result, number in counts.items()))
+    show.say(", ".join(f"{number} {result}" for result, number in counts.items()))
 
 
 def _pairs(items: list[str] | None, option: str) -> dict[str, str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from moorage.cli import show
 from moorage.csi import text as byhand
 from moorage.csi.client import CsiClient, method_named
 from moorage.csi.errors import CsiError
@@ -60,8 +59,7 @@ def csi(
       moorage csi CreateVolume name=v1 capacity_range.required_bytes=67108864
       volume_capabilities.0.mount.fs_type=ext4 volume_capabilities.0.access_mode.mode=SINGLE_NODE_WRITER
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output {output!r}: want text or json")
+    as_json = show.check_output(output)
     if show_methods:
         _print_list(method)
         return
@@ -75,7 +73,7 @@ def csi(
     if secrets_file is not None:
         document["secrets"] = _secrets(secrets_file)
     request = byhand.request_from(method, fields or [], document)
-    asyncio.run(_call(endpoint, method, request, timeout_s, compact=output == "json"))
+    asyncio.run(_call(endpoint, method, request, timeout_s, compact=as_json))
 
 
 async def _call(endpoint: str, method: str, request: Any, timeout_s: float, compact: bool) -> None:
@@ -83,31 +81,19 @@ async def _call(endpoint: str, method: str, request: Any, timeout_s: float, comp
         if byhand.is_streaming(method):
             stream = getattr(client, method_named(method).name)(request)
             async for message in stream:
-                _print(byhand.answer_document(message), compact=True)
+                show.json_out(byhand.answer_document(message), compact=True)
             return
-        _print(byhand.answer_document(await client.call(method, request)), compact)
-
-
-def _print(document: dict[str, Any], compact: bool) -> None:
-    sys.stdout.write(json.dumps(document, indent=None if compact else 2, ensure_ascii=False) + "\n")
+        show.json_out(byhand.answer_document(await client.call(method, request)), compact)
 
 
 def _print_list(method: str) -> None:
-    table = Table(box=None, pad_edge=False)
-    if method:
-        table.add_column("FIELD")
-        table.add_column("TYPE")
-        try:
-            rows = byhand.fields_of(method)
-        except CsiError as error:
-            raise UsageError(f"{method}: there is no such CSI method") from error
-        for path, kind in rows:
-            table.add_row(path, kind)
-    else:
-        table.add_column("METHOD")
-        for name in byhand.methods():
-            table.add_row(name)
-    Console(highlight=False).print(table)
+    if not method:
+        show.columns(("METHOD",), [(name,) for name in byhand.methods()])
+        return
+    try:
+        show.columns(("FIELD", "TYPE"), byhand.fields_of(method))
+    except CsiError as error:
+        raise UsageError(f"{method}: there is no such CSI method") from error
 
 
 def _document(path: Path | None) -> dict[str, Any]:

@@ -1,14 +1,12 @@
 """`moorage explain`: why an object is where it is, and what to do."""
 
 import asyncio
-import json
-import sys
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from moorage.cli import show
+from moorage.cli.show import Output
 from moorage.errors import UsageError
 from moorage.insight.explain import Story, explain_all
 from moorage.insight.explain import explain as explain_one
@@ -31,7 +29,7 @@ def explain(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Tell again at each change, until nothing is wrong.")
     ] = False,
-    output: Annotated[str, typer.Option("-o", "--output", help="text or json.")] = "text",
+    output: Output = "text",
 ) -> None:
     """Say why a claim, pod, volume, attachment, snapshot or node is where it is, and what to do.
 
@@ -41,8 +39,7 @@ def explain(
 
       moorage explain pvc/data -n shop    one claim
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output {output!r}: want text or json")
+    show.check_output(output)
     if watch and not reference:
         raise UsageError("--watch needs an object, such as pvc/data")
     asyncio.run(_explain(reference, namespace, kubeconfig, watch, output))
@@ -67,33 +64,44 @@ async def _explain(reference: str, namespace: str, kubeconfig: str, watch: bool,
 
 
 def _print_all(stories: list[Story], output: str) -> None:
-    if output == "json":
-        sys.stdout.write(json.dumps([asdict(story) for story in stories], indent=2) + "\n")
+    if show.check_output(output):
+        show.json_out(stories)
         return
-    console = Console(highlight=False, soft_wrap=True)
     if not stories:
-        console.print("Nothing is stuck.")
+        show.say("Nothing is stuck.")
     for story in stories:
-        console.print(story.sentence, markup=False)
+        show.paragraph(story.sentence, hang="  ")
         if story.next_step:
-            console.print(f"    → {story.next_step}", style="green", markup=False)
+            show.command(f"    → {story.next_step}")
 
 
 def _print(story: Story, output: str) -> None:
-    if output == "json":
-        sys.stdout.write(json.dumps(asdict(story), indent=2) + "\n")
+    if show.check_output(output):
+        show.json_out(story)
         return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(story.sentence, style="bold", markup=False)
+    show.paragraph(story.sentence, style="bold")
     if len(story.chain) > 1:
-        console.print("\nThe chain:")
+        show.heading("The chain:")
         for depth, link in enumerate(story.chain):
-            console.print(f"{'   ' * depth}  {link.object} [{link.state}]: {link.sentence}", markup=False)
+            show.paragraph(f"{link.object} [{link.state}]: {link.sentence}", indent="   " * depth + "  ", hang="  ")
     if story.evidence:
-        console.print("\nEvidence:")
+        show.heading("Evidence:")
         for line in story.evidence:
-            console.print(f"  {line}", markup=False)
+            show.paragraph(line, indent="  ", hang="  ")
     if story.next_step:
-        console.print(f"\nNext step:\n  {story.next_step}", style="green", markup=False)
+        show.heading("Next step:", style="green")
+        _print_step(story.next_step, story.purpose)
+    for at, later in enumerate(story.then, 1):
+        show.say(f"Then ({at} of {len(story.then)}):", style="green")
+        _print_step(later.command, later.purpose, later.harm)
     for kind, why in story.unreadable.items():
-        console.print(f"(could not read {kind}: {why})", style="dim", markup=False)
+        show.paragraph(f"(could not read {kind}: {why})", style="dim", hang="  ")
+
+
+def _print_step(step: str, purpose: str, harm: str = "") -> None:
+    """Write one step, with what it is for as a comment above it; a step that ends or destroys something is marked."""
+    if harm:
+        show.paragraph(f"# DESTRUCTIVE: {harm}", style="red", indent="  ", hang="# ")
+    if purpose:
+        show.paragraph(f"# {purpose}", style="dim", indent="  ", hang="# ")
+    show.command(f"  {step}")

@@ -9,12 +9,14 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from moorage import __version__, log
+from moorage.cli import show
 from moorage.cli.lazy_typer import without_adapters
 from moorage.errors import MoorageError
 
@@ -75,7 +77,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"moorage {__version__}")
+        show.say(f"moorage {__version__}")
         raise typer.Exit()
 
 
@@ -101,10 +103,13 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         return app(argv, standalone_mode=True)
     except MoorageError as error:
-        typer.echo(f"Error: {error}", err=True)
+        show.say(f"Error: {error}", err=True)
         sys.exit(1 if error.retryable or error.code != "INVALID_ARGUMENT" else 2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception:
+        show.traceback_out(traceback.format_exc())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

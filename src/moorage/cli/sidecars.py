@@ -11,6 +11,7 @@ import typer
 import uvloop
 
 from moorage import __version__
+from moorage.cli import show
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import load
 from moorage.log import get_logger
@@ -41,7 +42,7 @@ def sidecars(
 ) -> None:
     settings, roles = parse(arguments or [])
     if settings.version:
-        typer.echo(f"moorage sidecars {__version__}")
+        show.say(f"moorage sidecars {__version__}")
         return
     if settings.mode == "kubelet-registration-probe":
         return
@@ -70,14 +71,14 @@ async def _take_over(settings: SidecarSettings, around: Environment) -> None:
         driver_name = driver.name
     async with Client(load(settings.kubeconfig or None), identity="moorage-take-over") as client:
         steps = await plan(client, driver_name, node, settings.leader_election_namespace or around.namespace)
-        typer.echo(f"WARNING: this gives up everything that only node {node} holds for driver {driver_name}.")
-        typer.echo("If the node comes back, volumes forgotten here stay on its disk and must be removed by hand.")
+        show.say(f"WARNING: this gives up everything that only node {node} holds for driver {driver_name}.")
+        show.say("If the node comes back, volumes forgotten here stay on its disk and must be removed by hand.")
         for step in steps:
             name = f"{step.namespace}/{step.name}" if step.namespace else step.name
-            typer.echo(f"  {step.what}: {step.kind.resource.kind} {name}: {step.why}")
+            show.say(f"  {step.what}: {step.kind.resource.kind} {name}: {step.why}")
             if settings.yes:
                 await carry_out(client, step)
-        typer.echo("Done." if settings.yes else "Nothing was changed; add --yes to do it.")
+        show.say("Done." if settings.yes else "Nothing was changed; add --yes to do it.")
 
 
 async def _until_stopped(wanted: WantedRoles) -> None:

@@ -3,21 +3,23 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from moorage.errors import MoorageError, UsageError
+from moorage.cli import show
+from moorage.cli.show import Output
+from moorage.errors import MoorageError
 from moorage.insight.log_records import local_clock
 from moorage.insight.perfetto import document
 from moorage.insight.trace import Trace, TraceStep
 from moorage.insight.trace import trace as trace_one
 from moorage.kube.api import config
 from moorage.kube.api.client import TRIES_FOR_A_PERSON, Client
+from moorage.printable import one_line
 
 app = typer.Typer()
 
@@ -36,7 +38,7 @@ def trace(
         str, typer.Option(help="Directory of the components' logs (default: `logs` beside the kubeconfig, if any).")
     ] = "",
     perfetto: Annotated[str, typer.Option(help="Also write a trace for ui.perfetto.dev to this file.")] = "",
-    output: Annotated[str, typer.Option("-o", "--output", help="text or json.")] = "text",
+    output: Output = "text",
 ) -> None:
     """Tell what happened to a claim, pod, volume, attachment or snapshot, and where the time went.
 
@@ -46,13 +48,12 @@ def trace(
 
       moorage trace pod/web --logs /tmp/moor/logs --perfetto web.json
     """
-    if output not in ("text", "json"):
-        raise UsageError(f"--output {output!r}: want text or json")
+    as_json = show.check_output(output)
     told = asyncio.run(_trace(reference, namespace, kubeconfig, _logs(logs, kubeconfig)))
     if perfetto:
         _write(Path(perfetto), told)
-    if output == "json":
-        sys.stdout.write(json.dumps(asdict(told), indent=2) + "\n")
+    if as_json:
+        show.json_out(told)
     else:
         _print(told)
 
@@ -80,27 +81,27 @@ def _write(path: Path, told: Trace) -> None:
 
 
 def _print(told: Trace) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{told.object}, with {', '.join(map(_short, told.subjects[1:])) or 'nothing else'}\n", markup=False)
+    show.say(f"{told.object}, with {', '.join(map(_short, told.subjects[1:])) or 'nothing else'}")
+    show.say()
     rows = [_cells(step, told.start) for step in told.steps]
     widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
-    limit = console.width if console.is_terminal else 10_000
-    console.print(_line(_TITLES, widths, limit), style="dim", markup=False)
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    show.say(_line(_TITLES, widths, limit), style="dim")
     for step, row in zip(told.steps, rows, strict=True):
-        console.print(_line(row, widths, limit), style="red" if step.is_failure else None, markup=False)
+        show.say(_line(row, widths, limit), style="red" if step.is_failure else "")
     if told.shares:
         end = "until it was of use" if told.is_done else "so far; it is not of use yet"
-        console.print(f"\n{told.seconds:.3f} s {end}. Where the time went:", markup=False)
+        show.heading(f"{told.seconds:.3f} s {end}. Where the time went:")
     for share in told.shares:
         part = share.seconds / told.seconds if told.seconds else 0.0
-        console.print(f"  {share.seconds:9.3f} s {part:4.0%}  {share.who}: {share.longest[:100]}", markup=False)
+        show.say(f"  {share.seconds:9.3f} s {part:4.0%}  {share.who}: {share.longest[:100]}")
 
 
 def _cells(step: TraceStep, start: float) -> tuple[str, ...]:
     clock = local_clock(step.at) if step.is_exact else local_clock(step.at)[:8]
     since = f"+{max(0.0, step.at - start):.3f}" if step.is_exact else f"~{max(0.0, step.at - start):.0f}"
     took = f"{step.took:.3f}" if step.took is not None else ""
-    return clock, since, took, step.who, _short(step.object), step.what
+    return clock, since, took, one_line(step.who), one_line(_short(step.object)), one_line(step.what)
 
 
 def _line(cells: tuple[str, ...], widths: list[int], limit: int) -> str:

@@ -2,17 +2,16 @@
 
 import asyncio
 import contextlib
-import os
+import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
-from rich.console import Console
 
 from moorage import log
+from moorage.cli import show
 from moorage.cluster.run import Cluster, Report
 from moorage.cluster.settings import UpSettings
 from moorage.kube.cache.informer import Informers
@@ -72,7 +71,6 @@ def up(
 
 
 async def _up(settings: UpSettings) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,37 +78,37 @@ async def _up(settings: UpSettings) -> None:
     cluster = Cluster(settings)
     try:
         report = await cluster.start()
-        _print_report(console, settings, report)
+        _print_report(settings, report)
         await _status_until(stop, cluster)
     finally:
         if cluster.owns_data:
-            console.print("Stopping: pods end, volumes are unmounted …")
+            show.say("Stopping: pods end, volumes are unmounted …")
             await cluster.stop()
-            console.print(f"Stopped. Everything is kept in {settings.data_dir}; the same command carries on.")
+            show.say(f"Stopped. Everything is kept in {settings.data_dir}; the same command carries on.")
 
 
-def _print_report(console: Console, settings: UpSettings, report: Report) -> None:
-    console.print(
-        f"[bold]Moorage is up[/] after {report.seconds:.1f} s: {len(report.nodes)} node(s), driver {report.driver}"
-    )
-    console.print(f"  API server   {report.url}")
-    console.print(f"  nodes        {', '.join(report.nodes)}")
+def _print_report(settings: UpSettings, report: Report) -> None:
+    count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
+    show.say(("bold", "Moorage is up"), f" after {report.seconds:.1f} s: {count}, driver {report.driver}")
+    show.say(f"  API server   {report.url}")
+    show.say(f"  nodes        {', '.join(report.nodes)}")
     if report.pool is not None:
         how = "instant snapshots and clones (reflink)" if report.pool.can_reflink else "full copies for snapshots"
-        console.print(f"  pool         {report.pool.path}: {how}")
+        show.say(f"  pool         {report.pool.path}: {how}")
         if report.pool.advice:
-            console.print(f"               {report.pool.advice}", style="yellow", markup=False)
-    console.print(f"  logs         {settings.layout.logs}")
-    console.print("\nTry it:")
-    console.print(f"  export KUBECONFIG={report.kubeconfig}")
+            show.paragraph(report.pool.advice, style="yellow", indent=" " * 15)
+    show.say(f"  logs         {settings.layout.logs}")
+    show.heading("Try it:")
+    show.say(f"  export KUBECONFIG={shlex.quote(str(report.kubeconfig))}")
     for line in TO_TRY:
-        console.print(f"  {line}")
-    console.print("\nCtrl-C stops everything; the data stays.\n")
+        show.say(f"  {line}")
+    show.heading("Ctrl-C stops everything; the data stays.")
+    show.say()
 
 
 async def _status_until(stop: asyncio.Event, cluster: Cluster) -> None:
-    """A line that is kept current on a terminal; elsewhere only changes for the worse are told."""
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+    """Keep a status line current if stdout is a terminal."""
+    if not show.is_terminal():
         await stop.wait()
         return
     async with cluster.client() as client, Informers(client) as informers:
@@ -123,8 +121,7 @@ async def _status_until(stop: asyncio.Event, cluster: Cluster) -> None:
             line = f"pods {running}/{len(pods)} running · claims {bound}/{len(claims)} bound · " + (
                 "; ".join(ill) if ill else f"{len(parts)} parts running"
             )
-            sys.stdout.write(f"\r\x1b[K{line}")
-            sys.stdout.flush()
+            show.status(line)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 1.0)
-    sys.stdout.write("\r\x1b[K")
+    show.status("")

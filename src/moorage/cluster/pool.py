@@ -68,8 +68,10 @@ def _mount_image(layout: DataLayout, size_bytes: int) -> None:
     if not layout.pool_image.exists():
         if size_bytes < _SMALLEST_XFS:
             raise PoolNotCreated(f"--pool-size: an XFS pool needs at least {_SMALLEST_XFS >> 20} MiB")
-        with open(layout.pool_image, "xb") as file:
+        descriptor = os.open(layout.pool_image, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
             os.truncate(file.fileno(), size_bytes)
+    layout.pool_image.chmod(0o600)  # earlier versions let every user of the machine read it
     attached = loop.find(layout.pool_image)
     device = attached[0] if attached else loop.attach(layout.pool_image)
     try:

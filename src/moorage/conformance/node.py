@@ -1,4 +1,4 @@
-"""Checks of the Node service: staging, publishing, figures, growing; needs to run where the driver mounts."""
+"""Checks of the Node service: staging, publishing, statistics, growing. They run on the node of the driver."""
 
 import os
 from dataclasses import dataclass
@@ -24,11 +24,9 @@ class Placed:
 
 
 async def place(bench: Bench, mode: str = "SINGLE_NODE_WRITER", publish: bool = True) -> Placed:
-    """Create, attach, stage and publish a volume as far as the driver has these steps; undone at the end."""
+    """Create, attach, stage and publish a volume, as far as the driver has these steps. The check's end undoes them."""
     volume = await bench.create(volume_capabilities=[bench.capability(mode)])
-    folder = bench.config.workdir / bench.fresh_name("at")
-    folder.mkdir(parents=True)
-    bench.cleanup.callback(_remove, folder)
+    folder = bench.folder()
     placed = Placed(volume, str(folder / "staging"), str(folder / "target"), {})
     if bench.has("controller:PUBLISH_UNPUBLISH_VOLUME"):
         await _attach(bench, placed, mode)
@@ -279,12 +277,3 @@ def _size(bench: Bench, placed: Placed) -> int:
             return device.seek(0, os.SEEK_END)
     figures = os.statvfs(placed.target)
     return figures.f_blocks * figures.f_frsize
-
-
-def _remove(folder: Path) -> None:
-    """Take away the empty directories that we made; what a driver left in them is for a person to see."""
-    for name in ("target", "staging", "target-restored", "staging-restored"):
-        if (folder / name).is_dir() and not any((folder / name).iterdir()):
-            (folder / name).rmdir()
-    if not any(folder.iterdir()):
-        folder.rmdir()

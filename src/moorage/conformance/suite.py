@@ -1,4 +1,4 @@
-"""Running checks: a registry, what a check is given, and how its outcome is told.
+"""Running checks: a registry, what a check works with, and its result.
 
 Owns: `check` (registers), `Bench` (what a check works with: client, capabilities, clean-up) and `run_checks`.
 Start reading at: `run_checks`.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moorage.conformance.leftovers import clean_up
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.capabilities import read_capabilities
 from moorage.csi.client import CsiClient
@@ -84,16 +85,24 @@ def check(service: str, title: str, *needs: str) -> Callable[[CheckBody], CheckB
 
 @dataclass
 class Bench:
-    """What a check works with; whatever it makes is undone in reverse order when it ends."""
+    """What a check works with. Whatever it makes is undone in reverse order when it ends."""
 
     config: CheckConfig
     client: CsiClient
     capabilities: frozenset[str]
     node: pb.NodeGetInfoResponse
     cleanup: AsyncExitStack
+    folders: list[Path] = field(default_factory=list)
 
     def has(self, capability: str) -> bool:
         return capability in self.capabilities
+
+    def folder(self) -> Path:
+        """Make a directory for the driver's mounts, which is removed at the end."""
+        made = self.config.workdir / self.fresh_name("at")
+        made.mkdir(parents=True)
+        self.folders.append(made)
+        return made
 
     def fresh_name(self, prefix: str = "check") -> str:
         return f"{prefix}-{uuid.uuid4()}"
@@ -198,9 +207,10 @@ async def _run(
         return CheckResult(one.service, one.title, "skipped", 0.0, f"the driver does not have {', '.join(missing)}")
     began = time.monotonic()
     result, detail = "passed", ""
+    bench = Bench(config, client, capabilities, info, AsyncExitStack())
     try:
-        async with AsyncExitStack() as cleanup:
-            await one.body(Bench(config, client, capabilities, info, cleanup))
+        async with bench.cleanup:
+            await one.body(bench)
     except CheckSkipped as reason:
         result, detail = "skipped", str(reason)
     except CheckFailed as failure:
@@ -209,4 +219,9 @@ async def _run(
         result, detail = "failed", f"{error.method} answered {error.code}: {error.message}"
     except TimeoutError:
         result, detail = "failed", f"no end within {config.timeout_s:g} s"
+    except OSError as error:
+        result, detail = "failed", f"{error.filename or 'a path of the check'}: {error.strerror or error}"
+    left = [sentence for folder in bench.folders for sentence in clean_up(folder)]
+    if left:
+        result, detail = "failed", "; ".join([detail, *left] if detail else left)
     return CheckResult(one.service, one.title, result, time.monotonic() - began, detail)

@@ -8,7 +8,7 @@ Start reading at: `explain`.
 from dataclasses import dataclass, field
 
 from moorage.errors import MoorageError, UsageError
-from moorage.insight.causes import REGISTRY, Cause, Finding
+from moorage.insight.causes import REGISTRY, Advice, Cause, Finding
 from moorage.insight.causes.pods_running import fs_group_note
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.reader import read_all, read_around
@@ -22,6 +22,7 @@ from moorage.kube.objects import (
     VolumeAttachment,
     VolumeSnapshot,
 )
+from moorage.suggest import Command, command, in_namespace
 
 _LONGEST_CHAIN = 8
 
@@ -94,6 +95,8 @@ class Story:
     chain: list[Link] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     next_step: str = ""
+    purpose: str = ""
+    then: list[Advice] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
@@ -133,7 +136,7 @@ def story_of(world: ClusterView, obj: KubeObject) -> Story:
     chain: list[Link] = []
     evidence: list[str] = []
     seen: set[str] = set()
-    step, last_id, current = "", "", obj
+    advised, last_id, current = Finding(""), "", obj
     while True:
         seen.add(current.uid or current.key)
         cause, finding = first_cause(world, current)
@@ -142,22 +145,37 @@ def story_of(world: ClusterView, obj: KubeObject) -> Story:
         if finding is None:
             break
         evidence += [line for line in finding.evidence if line not in evidence]
-        step, last_id = finding.next_step or step, cause.id if cause else last_id
+        if finding.next_step and not advised.purpose:  # a step with a purpose comes before what the chain says later
+            advised = finding
+        last_id = cause.id if cause else last_id
         following = finding.waits_for
         if following is None or (following.uid or following.key) in seen or len(chain) >= _LONGEST_CHAIN:
             break
         current = following
-    told = [link for link in chain if link.cause] or chain
     if not last_id:
-        return Story(ref(obj), f"{ref(obj)}: {well(world, obj)}", "", False, chain, evidence, "", world.unreadable)
-    sentence = f"{ref(obj)}: " + " — ".join(link.sentence for link in told)
-    return Story(ref(obj), sentence, last_id, True, chain, evidence, step or _waiting(obj), world.unreadable)
+        return _without_cause(world, obj, chain)
+    sentence = f"{ref(obj)}: " + " — ".join(link.sentence for link in chain if link.cause)
+    step = advised.next_step or _waiting(obj)
+    return Story(
+        ref(obj), sentence, last_id, True, chain, evidence, step, advised.purpose, list(advised.then), world.unreadable
+    )
 
 
-def _waiting(obj: KubeObject) -> str:
-    """The next step where somebody is at work and nothing is to be done but to wait for it."""
-    namespace = f" -n {obj.namespace}" if obj.namespace else ""
-    return f"moorage explain {_WORDS[type(obj)]}/{obj.name}{namespace} --watch"
+def _without_cause(world: ClusterView, obj: KubeObject, chain: list[Link]) -> Story:
+    """The story of an object that no cause is about; one that is being deleted is still not well."""
+    if not obj.is_deleting:
+        return Story(ref(obj), f"{ref(obj)}: {well(world, obj)}", "", False, chain, unreadable=world.unreadable)
+    holders = f"finalizer {', '.join(obj.finalizers)} holds it" if obj.finalizers else "no finalizer holds it any more"
+    sentence = f"it is being deleted, and {holders}"
+    link = Link(ref(obj), state_of(obj), sentence)
+    return Story(
+        ref(obj), f"{ref(obj)}: {sentence}", "", True, [link], next_step=_waiting(obj), unreadable=world.unreadable
+    )
+
+
+def _waiting(obj: KubeObject) -> Command:
+    """The next step if a component is at work and the user can only wait for it."""
+    return command("moorage", "explain", f"{_WORDS[type(obj)]}/{obj.name}", *in_namespace(obj.namespace), "--watch")
 
 
 def stuck_stories(world: ClusterView) -> list[Story]:

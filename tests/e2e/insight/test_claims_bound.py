@@ -66,7 +66,8 @@ async def test_the_driver_grows_only_what_no_pod_uses(bound_lab):
     await lab.pod("web", "data", node="node-1")
     lab.sidecars("resizer")
     await lab.resize("data", "2Gi")
-    await lab.check_cause("pvc/data", "claim-resize-offline", "pod web does", step="kubectl -n default delete pod web")
+    story = await lab.check_cause("pvc/data", "claim-resize-offline", "pod web does", step="describe pod web")
+    assert [later.command for later in story.then] == ["kubectl -n default delete pod web"]
 
 
 async def test_growing_ends_on_the_node(bound_lab):
@@ -105,12 +106,11 @@ async def test_a_deleted_claim_is_held_by_a_pod_then_by_a_finalizer(bound_lab):
     await lab.node("node-1")
     await lab.pod("web", "data", node="node-1")
     await lab.client.delete(PersistentVolumeClaim, "data", "default")
-    step = "kubectl -n default delete pod web"
-    await lab.check_cause("pvc/data", "claim-deleting-in-use", "pod web still uses it", step=step)
+    story = await lab.check_cause("pvc/data", "claim-deleting-in-use", "pod web still uses it", step="Retain")
+    assert story.then[-1].command == "kubectl -n default delete pod web"
+    assert "its data with it" in story.then[-1].harm
     await lab.client.delete(Pod, "web", "default", grace_s=0)
-    await lab.check_cause(
-        "pvc/data", "claim-deleting-finalizer", "example.com/mine holds it", step="get pvc data -o yaml"
-    )
+    await lab.check_cause("pvc/data", "claim-deleting-finalizer", "example.com/mine holds it", step="Retain")
 
 
 async def test_nobody_releases_a_deleted_claim(lab):
@@ -120,7 +120,7 @@ async def test_nobody_releases_a_deleted_claim(lab):
     await lab.bound("data", metadata={"finalizers": ["kubernetes.io/pvc-protection"]})
     await lab.client.delete(PersistentVolumeClaim, "data", "default")
     await lab.check_cause(
-        "pvc/data", "claim-deleting-unreleased", "the protection controller has not released it", step="kube-system"
+        "pvc/data", "claim-deleting-unreleased", "the protection controller has not released it", step="Retain"
     )
 
 
@@ -132,8 +132,6 @@ async def test_a_claim_and_its_pod_lose_the_volume(lab):
     await lab.node("node-1")
     await lab.client.patch(PersistentVolume, "pv-1", {"metadata": {"finalizers": None}})
     await lab.client.delete(PersistentVolume, "pv-1")
-    await lab.check_cause(
-        "pvc/data", "claim-lost", "its volume pv-1 does not exist any more", step="kubectl get pv pv-1"
-    )
+    await lab.check_cause("pvc/data", "claim-lost", "its volume pv-1 does not exist any more", step="describe pvc data")
     await lab.pod("web", "data")
     await lab.check_cause("pod/web", "pod-claim-lost", "claim data has lost its volume", last="claim-lost")

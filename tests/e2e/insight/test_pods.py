@@ -74,9 +74,10 @@ async def test_one_pod_has_the_claim_for_itself(lab):
     await bound_statically(lab, accessModes=["ReadWriteOncePod"])
     await lab.pod("first", "data", node="node-1")
     await lab.pod("second", "data")
-    await lab.check_cause(
-        "pod/second", "pod-rwop-conflict", "pod first has it", step="kubectl -n default delete pod first"
+    story = await lab.check_cause(
+        "pod/second", "pod-rwop-conflict", "pod first has it", step="kubectl -n default describe pod first"
     )
+    assert [later.command for later in story.then] == ["kubectl -n default delete pod first"]
 
 
 async def test_no_node_fits_and_why_for_each(lab):
@@ -131,7 +132,9 @@ async def test_no_node_has_room_or_takes_more_volumes(lab):
 
 async def test_the_node_of_the_pod_is_gone_or_not_ready(lab):
     await lab.pod("a", node="node-9")
-    await lab.check_cause("pod/a", "pod-node-gone", "node-9 does not exist", step="delete pod a --force")
+    story = await lab.check_cause("pod/a", "pod-node-gone", "node-9 does not exist", step="kubectl get nodes")
+    assert [later.command for later in story.then] == ["kubectl -n default delete pod a --force --grace-period=0"]
+    assert "two pods may write" in story.then[0].harm
     await lab.node("node-1", ready=False)
     await lab.pod("b", node="node-1")
     await lab.check_cause(
@@ -173,8 +176,10 @@ async def test_attaching_has_not_begun_waits_fails_and_is_held_elsewhere(lab):
 
     await lab.pod("rival", "data", node="node-2")
     words = f"volume {claim.spec.volume_name} is still attached to node node-1 and used by pod web"
-    step, evidence = "kubectl -n default delete pod web", "already used by pod(s) web"
-    await lab.check_cause("pod/rival", "pod-multi-attach", words, step=step, evidence=evidence)
+    step, evidence = "kubectl -n default describe pod web", "already used by pod(s) web"
+    story = await lab.check_cause("pod/rival", "pod-multi-attach", words, step=step, evidence=evidence)
+    assert [later.command for later in story.then] == ["kubectl -n default delete pod web"]
+    assert story.then[0].harm == "stops pod default/web"
 
     unique = f"kubernetes.io/csi/{lab.driver.name}^{await handle(lab, claim)}"
     await lab.client.patch(Node, "node-1", {"status": {"volumesInUse": [unique]}}, subresource="status")
@@ -184,6 +189,8 @@ async def test_attaching_has_not_begun_waits_fails_and_is_held_elsewhere(lab):
         "pod/rival", "attachment-node-not-ready", words, last="node-not-ready", step="describe node node-1"
     )
     assert [link.cause for link in story.chain] == ["pod-multi-attach", "attachment-node-not-ready", "node-not-ready"]
+    assert "out-of-service=nodeshutdown:NoExecute" in story.then[0].command
+    assert "if the machine still runs" in story.then[0].harm
 
 
 async def handle(lab, claim):

@@ -29,8 +29,10 @@ async def test_a_deleted_volume_is_held_by_its_claim(bound_lab):
     lab = bound_lab
     await lab.until(PersistentVolume, lab.pv, lambda volume: volume.finalizers)
     await lab.client.delete(PersistentVolume, lab.pv)
-    words, step = "claim default/data is bound to it", "kubectl -n default delete pvc data"
+    words, step = "claim default/data is bound to it", f"kubectl patch pv {lab.pv} -p"
     await lab.check_cause(f"pv/{lab.pv}", "volume-deleting-bound", words, step=step)
+    story = await lab.check_cause("pvc/data", "claim-volume-deleting", "is being deleted", last="volume-deleting-bound")
+    assert "Retain" in story.next_step
 
 
 async def test_the_driver_fails_to_delete_and_then_nobody_does(bound_lab):
@@ -58,7 +60,7 @@ async def test_a_released_volume_waits_for_a_person_or_cannot_be_recycled(lab):
     lab.control("binder")
     gone = {"namespace": "default", "name": "gone", "uid": "u-1"}
     await lab.volume("kept", claimRef=gone)
-    step = "kubectl patch pv kept --type json"
+    step = "kubectl patch pv kept --type merge"
     await lab.check_cause(
         "pv/kept", "volume-released-retained", "claim default/gone is gone and its policy is Retain", step=step
     )

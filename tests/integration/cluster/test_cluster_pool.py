@@ -1,9 +1,15 @@
 """The pool that `moorage up` makes: a directory, or XFS in a file where the filesystem cannot reflink."""
 
+import fcntl
+import stat
+
 import pytest
 
 from moorage.cluster import pool
 from moorage.cluster.layout import DataLayout
+from moorage.cluster.run import Cluster
+from moorage.cluster.settings import UpSettings
+from moorage.errors import UsageError
 from moorage.host import loop, mountinfo
 
 pytestmark = pytest.mark.root
@@ -56,3 +62,25 @@ def test_a_pool_that_is_too_small_is_refused(layout, monkeypatch):
 def test_a_plain_directory_comes_with_advice(layout, monkeypatch):
     monkeypatch.setattr(pool, "can_reflink", lambda directory: False)
     assert "--pool-size" in pool.ensure_pool(layout, None, 0).advice
+
+
+def test_only_root_may_read_the_file_of_a_pool(layout, monkeypatch):
+    monkeypatch.setattr(pool, "can_reflink", lambda directory: False)
+    pool.ensure_pool(layout, None, GIB)
+    assert stat.S_IMODE(layout.pool_image.stat().st_mode) == 0o600
+    pool.release_pool(layout)
+    layout.pool_image.chmod(0o644)  # as an earlier version made it
+    pool.ensure_pool(layout, None, 0)
+    assert stat.S_IMODE(layout.pool_image.stat().st_mode) == 0o600
+
+
+async def test_a_second_cluster_leaves_the_pool_of_the_first_mounted(layout, monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "can_reflink", lambda directory: False)
+    pool.ensure_pool(layout, None, GIB)
+    with layout.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = Cluster(UpSettings(tmp_path))
+        with pytest.raises(UsageError, match="another `moorage up` runs on"):
+            await second.start()
+        await second.stop()
+        assert mountinfo.mount_at(layout.pool) is not None

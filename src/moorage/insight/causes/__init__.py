@@ -6,6 +6,7 @@ modules are loaded in this order and not in that of their names.
 
 import importlib
 
+from moorage.insight.causes.advice import Advice
 from moorage.insight.causes.model import REGISTRY, Cause, Finding
 
 _MODULES = (
@@ -14,6 +15,7 @@ _MODULES = (
     "claims_provisioning",
     "claims_bound",
     "pods",
+    "pods_placed",
     "pods_running",
     "volumes",
     "attachments",
@@ -24,4 +26,4 @@ _MODULES = (
 for _module in _MODULES:
     importlib.import_module(f"{__name__}.{_module}")
 
-__all__ = ["REGISTRY", "Cause", "Finding"]
+__all__ = ["REGISTRY", "Advice", "Cause", "Finding"]

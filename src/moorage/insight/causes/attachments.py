@@ -1,11 +1,11 @@
 """Why an attachment is not made, or not undone."""
 
+from moorage.insight.causes.advice import OUT_OF_SERVICE, out_of_service
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import is_leaderless
 from moorage.kube.objects import VolumeAttachment
-
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+from moorage.suggest import kubectl, pods_like
 
 
 @cause(
@@ -20,7 +20,7 @@ def node_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | Non
     if attachment.spec.node_name in world.nodes:
         return None
     return Finding(
-        f"its node {attachment.spec.node_name} does not exist", "kubectl get nodes", said(world.warning(attachment))
+        f"its node {attachment.spec.node_name} does not exist", kubectl("get", "nodes"), said(world.warning(attachment))
     )
 
 
@@ -35,7 +35,7 @@ def volume_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | N
     name = attachment.spec.source.persistent_volume_name
     if name is None or name in world.volumes:
         return None
-    return Finding(f"its volume {name} does not exist", f"kubectl get pv {name}")
+    return Finding(f"its volume {name} does not exist", kubectl("get", "pv", name))
 
 
 @cause(
@@ -51,7 +51,7 @@ def detach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | 
         return None
     return Finding(
         f"detaching from {attachment.spec.node_name} fails: {error.message}",
-        f"kubectl get volumeattachment {attachment.name} -o yaml",
+        kubectl("get", "volumeattachment", attachment.name, flags=("-o", "yaml")),
         (error.message,),
     )
 
@@ -63,12 +63,12 @@ def detach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | 
     "Start the driver's attacher (`moorage sidecars attacher`).",
 )
 def detach_waits(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
-    """The attachment is being deleted; the driver's attacher detaches and then lets it go."""
+    """The attachment is being deleted; the driver's attacher detaches and then removes its finalizer."""
     if not attachment.is_deleting:
         return None
     return Finding(
         f"it is being detached from {attachment.spec.node_name} by {_attacher(world, attachment)}",
-        "kubectl get pods -A | grep -i attacher",
+        pods_like("attacher"),
         tuple(f"finalizer {n}" for n in attachment.finalizers),
     )
 
@@ -86,7 +86,7 @@ def attach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | 
         return None
     return Finding(
         f"attaching to {attachment.spec.node_name} fails: {error.message}",
-        f"kubectl get volumeattachment {attachment.name} -o yaml",
+        kubectl("get", "volumeattachment", attachment.name, flags=("-o", "yaml")),
         (error.message,),
     )
 
@@ -103,7 +103,7 @@ def driver_not_on_node(world: ClusterView, attachment: VolumeAttachment) -> Find
         return None
     return Finding(
         f"driver {attachment.spec.attacher} is not registered on node {attachment.spec.node_name}",
-        f"kubectl get csinode {attachment.spec.node_name} -o yaml",
+        kubectl("get", "csinode", attachment.spec.node_name, flags=("-o", "yaml")),
     )
 
 
@@ -117,14 +117,14 @@ def attacher_not_running(world: ClusterView, attachment: VolumeAttachment) -> Fi
     """The attachment has been asked for and its attacher has neither done it nor said why not."""
     if attachment.status.attached:
         return None
-    return Finding(f"it waits for {_attacher(world, attachment)}", "kubectl get pods -A | grep -i attacher")
+    return Finding(f"it waits for {_attacher(world, attachment)}", pods_like("attacher"))
 
 
 @cause(
     "attachment-node-not-ready",
     VolumeAttachment,
     "The node of the attachment is not ready and may still use the volume",
-    "Delete the pods on that node; if the node is dead, taint it node.kubernetes.io/out-of-service.",
+    "Bring the node back. Only if the machine is surely off, taint it node.kubernetes.io/out-of-service.",
 )
 def in_use(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The node does not report, and the last it said is that it uses the volume (status.volumesInUse). It may still write
@@ -134,12 +134,14 @@ def in_use(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     if node is None or volume is None or volume.spec.csi is None or node.is_ready:
         return None
     unique = f"kubernetes.io/csi/{volume.spec.csi.driver}^{volume.spec.csi.volume_handle}"
-    if unique not in node.status.volumes_in_use or any(t.key == _OUT_OF_SERVICE for t in node.spec.taints):
+    if unique not in node.status.volumes_in_use or any(t.key == OUT_OF_SERVICE for t in node.spec.taints):
         return None
     return Finding(
         f"node {node.name} is not ready and last said that it uses the volume",
-        f"kubectl taint node {node.name} {_OUT_OF_SERVICE}=nodeshutdown:NoExecute",
+        kubectl("describe", "node", node.name),
         waits_for=node,
+        purpose="find out whether the machine is off",
+        then=(out_of_service(node.name),),
     )
 
 

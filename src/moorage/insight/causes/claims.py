@@ -1,5 +1,8 @@
-"""Why a claim is Pending before anybody is asked for a volume: the volume that it names, its class, or nothing that fits."""
+"""Why a claim is Pending before provisioning: the volume that it names, its class, or no volume that fits."""
 
+import json
+
+from moorage.insight.causes.advice import Advice, keep_data
 from moorage.insight.causes.model import Finding, cause, names, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import (
@@ -11,6 +14,7 @@ from moorage.insight.matching import (
     mismatches,
 )
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from moorage.suggest import kubectl
 
 _PENDING = ("", "Pending")
 SELECTED = "volume.kubernetes.io/selected-node"
@@ -47,7 +51,7 @@ def volume_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
         return None
     return Finding(
         f"it asks for volume {name} by name, and there is no such volume",
-        f"kubectl get pv {name}",
+        kubectl("get", "pv", name),
     )
 
 
@@ -55,7 +59,8 @@ def volume_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     "claim-volume-taken",
     PersistentVolumeClaim,
     "The volume that the claim names belongs to another claim",
-    "Use another volume; or, if the other claim is gone for good, clear the volume's claimRef so that it is free again.",
+    "Use another volume. If the other claim is gone for good, set the volume's policy to Retain and point its claimRef "
+    "at this claim.",
 )
 def volume_taken(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeName` names a volume whose claimRef points at another claim, or at a deleted claim of the same name
@@ -65,8 +70,26 @@ def volume_taken(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | 
         return None
     same = holder_of(volume) == claim.key
     who = "an earlier claim of the same name (another uid)" if same else f"claim {holder_of(volume)}"
-    step = f'kubectl patch pv {volume.name} --type json -p \'[{{"op":"remove","path":"/spec/claimRef"}}]\''
-    return Finding(f"volume {volume.name} is held by {who}", step, said(world.warning(claim, "FailedBinding")), volume)
+    reference, evidence = volume.spec.claim_ref, said(world.warning(claim, "FailedBinding"))
+    if not same and holder_of(volume) in world.claims:
+        look = kubectl("get", "pvc", reference.name, namespace=reference.namespace, flags=("-o", "yaml"))
+        return Finding(f"volume {volume.name} is held by {who}", look, evidence, volume)
+    reserve = json.dumps(
+        {"spec": {"claimRef": {"namespace": claim.namespace, "name": claim.name, "uid": None, "resourceVersion": None}}}
+    )
+    give = kubectl("patch", "pv", volume.name, flags=("--type", "merge", "-p", reserve))
+    purpose = "reserve the volume for this claim; the claim then gets the data of the earlier one"
+    sentence = f"volume {volume.name} is held by {who}"
+    if volume.spec.persistent_volume_reclaim_policy == "Retain":
+        return Finding(sentence, give, evidence, volume, purpose)
+    return Finding(
+        sentence,
+        keep_data(volume),
+        evidence,
+        volume,
+        purpose="keep the volume's data",
+        then=(Advice(give, purpose),),
+    )
 
 
 @cause(
@@ -84,11 +107,11 @@ def volume_mismatch(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
         return None
     if volume is None:
         is_reserved = event is not None and not claim.spec.volume_name
-        return Finding(event.message, "kubectl get pv", said(event)) if event is not None and is_reserved else None
+        return Finding(event.message, kubectl("get", "pv"), said(event)) if event is not None and is_reserved else None
     found = mismatches(claim, volume)
     if not found:
         return None
-    step = f"kubectl get pv {volume.name} -o yaml"
+    step = kubectl("get", "pv", volume.name, flags=("-o", "yaml"))
     return Finding(f"volume {volume.name} does not fit: {'; '.join(found)}", step, said(event))
 
 
@@ -107,7 +130,7 @@ def class_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding |
     have = names(sorted(world.classes.values(), key=lambda c: c.name)) or "none"
     return Finding(
         f"storage class {name!r} does not exist (there is: {have})",
-        "kubectl get storageclass",
+        kubectl("get", "storageclass"),
         said(world.warning(claim, "ProvisioningFailed")),
     )
 
@@ -125,7 +148,7 @@ def class_none(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | No
     free = [v for v in world.volumes.values() if v.spec.claim_ref is None]
     if any(not mismatches(claim, volume) for volume in free):
         return None
-    step = "kubectl annotate storageclass NAME storageclass.kubernetes.io/is-default-class=true"
+    step = kubectl("annotate", "storageclass", "NAME", "storageclass.kubernetes.io/is-default-class=true")
     return Finding("it names no storage class and no class is the default", step, _closest(claim, free))
 
 
@@ -148,7 +171,7 @@ def static_no_match(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
     why = f"class {storage_class.name} has no provisioner" if storage_class is not None else "its class is empty"
     return Finding(
         f"{why}, so it needs a volume that exists, and no free one fits",
-        "kubectl get pv",
+        kubectl("get", "pv"),
         _closest(claim, free) or ("there is no free volume at all",),
     )
 
@@ -166,7 +189,7 @@ def modifier_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Findin
         return None
     return Finding(
         f"VolumeAttributesClass {name!r} does not exist",
-        "kubectl get volumeattributesclass",
+        kubectl("get", "volumeattributesclass"),
         said(world.warning(claim)),
     )
 

@@ -1,10 +1,12 @@
 """Why a claim that was bound is not well: lost, held while being deleted, growing, or being modified."""
 
+from moorage.insight.causes.advice import Advice, keep_data, stop
 from moorage.insight.causes.model import Finding, cause, code_in, names, said
 from moorage.insight.cluster_view import ClusterView, claim_names
 from moorage.insight.matching import holder_of, is_leaderless
 from moorage.kube.objects import PersistentVolumeClaim
 from moorage.kube.quantity import bytes_of, bytes_text
+from moorage.suggest import Command, in_words, kubectl, pods_like
 
 _PROTECTION = "kubernetes.io/pvc-protection"
 
@@ -13,7 +15,8 @@ _PROTECTION = "kubernetes.io/pvc-protection"
     "claim-deleting-in-use",
     PersistentVolumeClaim,
     "The claim is being deleted and a pod still uses it",
-    "Delete the pods that use it; the claim then goes by itself.",
+    "A deletion cannot be taken back. To keep the data, set the volume's reclaim policy to Retain first. Then stop the "
+    "pods that use the claim: the claim goes, and the volume can be given to a new claim.",
 )
 def deleting_in_use(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The finalizer kubernetes.io/pvc-protection stays for as long as a pod that names the claim and has a node
@@ -27,19 +30,25 @@ def deleting_in_use(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
     ]
     if not users:
         return None
+    look = kubectl("describe", "pod", users[0].name, namespace=claim.namespace)
+    first, purpose, then = _keeping(world, claim, look, "see what the pod is for")
+    harm = "the claim is then deleted, and its data with it unless the volume's policy is Retain"
+    last = () if users[0].is_deleting else (stop(users[0], "let the deletion go on", harm),)
     return Finding(
         f"it is being deleted, and pod {names(users)} still uses it"
         + (" (it has ended)" if users[0].is_terminated else ""),
-        f"kubectl -n {claim.namespace} delete pod {users[0].name}",
+        first,
         (f"finalizer {_PROTECTION}",),
         users[0] if users[0].is_deleting else None,
+        purpose,
+        (*then, *last),
     )
 
 
 @cause(
     "claim-deleting-unreleased",
     PersistentVolumeClaim,
-    "The claim is being deleted and nobody takes its protection away",
+    "The claim is being deleted and its protection is not removed",
     "Start the protection controller (kube-controller-manager, or `moorage controllers protection`).",
 )
 def deleting_unreleased(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
@@ -47,10 +56,15 @@ def deleting_unreleased(world: ClusterView, claim: PersistentVolumeClaim) -> Fin
     running."""
     if not claim.is_deleting or claim.finalizers != [_PROTECTION]:
         return None
+    look = kubectl("get", "pods", namespace="kube-system")
+    first, purpose, then = _keeping(world, claim, look, "see whether the controller runs; it ends the deletion")
     return Finding(
         "it is being deleted, no pod uses it, and the protection controller has not released it",
-        "kubectl -n kube-system get pods",
+        first,
         (f"finalizer {_PROTECTION}",),
+        None,
+        purpose,
+        then,
     )
 
 
@@ -70,11 +84,16 @@ def deleting_finalizer(world: ClusterView, claim: PersistentVolumeClaim) -> Find
         "provisioner.storage.kubernetes.io/cloning-protection": "the provisioner, when no clone of it is pending",
         "snapshot.storage.kubernetes.io/pvc-as-source-protection": "the snapshot controller, when no snapshot of it is pending",
     }
-    who = released_by.get(others[0], "whoever set it")
+    who = released_by.get(others[0], "the component that set it")
+    look = kubectl("get", "pvc", claim.name, namespace=claim.namespace, flags=("-o", "yaml"))
+    first, purpose, then = _keeping(world, claim, look, "see all finalizers")
     return Finding(
         f"it is being deleted and finalizer {others[0]} holds it; released by {who}",
-        f"kubectl -n {claim.namespace} get pvc {claim.name} -o yaml",
+        first,
         tuple(f"finalizer {n}" for n in others),
+        None,
+        purpose,
+        then,
     )
 
 
@@ -93,15 +112,30 @@ def lost(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     if volume is None:
         return Finding(
             f"it is Lost: its volume {claim.spec.volume_name or '(none named)'} does not exist any more",
-            f"kubectl get pv {claim.spec.volume_name}",
+            kubectl("describe", "pvc", claim.name, namespace=claim.namespace),
             said(event),
         )
     return Finding(
         f"it is Lost: its volume {volume.name} is now held by {holder_of(volume) or 'nobody'}",
-        f"kubectl get pv {volume.name} -o yaml",
+        kubectl("get", "pv", volume.name, flags=("-o", "yaml")),
         said(event),
         volume,
     )
+
+
+@cause(
+    "claim-volume-deleting",
+    PersistentVolumeClaim,
+    "The claim's volume is being deleted",
+    "The claim works until it is deleted; the explanation follows the volume and says how to keep the data.",
+)
+def volume_deleting(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+    """The PersistentVolume object was deleted while the claim is bound to it. A finalizer keeps it as long as the claim
+    exists."""
+    volume = world.volumes.get(claim.spec.volume_name)
+    if claim.is_deleting or volume is None or not volume.is_deleting:
+        return None
+    return Finding(f"its volume {volume.name} is being deleted", waits_for=volume)
 
 
 @cause(
@@ -117,7 +151,7 @@ def resize_not_allowed(world: ClusterView, claim: PersistentVolumeClaim) -> Find
         return None
     return Finding(
         f"it wants to grow, and class {storage_class.name} does not allow expansion",
-        f"kubectl patch storageclass {storage_class.name} -p '{{\"allowVolumeExpansion\": true}}'",
+        kubectl("patch", "storageclass", storage_class.name, flags=("-p", '{"allowVolumeExpansion": true}')),
     )
 
 
@@ -133,10 +167,10 @@ def resize_infeasible(world: ClusterView, claim: PersistentVolumeClaim) -> Findi
     state = claim.status.allocated_resource_statuses.get("storage", "")
     if state not in ("ControllerResizeInfeasible", "NodeResizeInfeasible"):
         return None
+    smaller = '{"spec":{"resources":{"requests":{"storage":"SMALLER"}}}}'
     return Finding(
         f"growing to {_wanted(claim)} was refused for good ({state})",
-        f"kubectl -n {claim.namespace} patch pvc {claim.name} -p "
-        '\'{"spec":{"resources":{"requests":{"storage":"SMALLER"}}}}\'',
+        kubectl("patch", "pvc", claim.name, namespace=claim.namespace, flags=("-p", smaller)),
         said(world.warning(claim, "VolumeResizeFailed", "FileSystemResizeFailed")),
     )
 
@@ -154,7 +188,7 @@ def resize_needs_pod(world: ClusterView, claim: PersistentVolumeClaim) -> Findin
         return None
     return Finding(
         f"the volume has grown to {_wanted(claim)}; its filesystem grows when a pod uses the claim",
-        f"start a pod that uses claim {claim.name}",
+        in_words("start a pod that uses claim {}", claim.name),
     )
 
 
@@ -175,7 +209,7 @@ def resize_on_node(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     words = f": {event.message}" if event else ""
     return Finding(
         f"node {pod.spec.node_name or '(none yet)'} has yet to grow its filesystem to {_wanted(claim)}{words}",
-        f"kubectl -n {pod.namespace} describe pod {pod.name}",
+        kubectl("describe", "pod", pod.name, namespace=pod.namespace),
         said(event),
     )
 
@@ -195,8 +229,10 @@ def resize_offline(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
         return None
     return Finding(
         f"its driver grows volumes only while no pod uses them, and pod {names(users)} does",
-        f"kubectl -n {claim.namespace} delete pod {users[0].name}",
+        kubectl("describe", "pod", users[0].name, namespace=claim.namespace),
         said(event),
+        purpose="find the pod's owner; scaling the owner to 0 stops it cleanly",
+        then=(stop(users[0], "let the volume grow"),),
     )
 
 
@@ -213,7 +249,7 @@ def resize_fails(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | 
         return None
     return Finding(
         f"growing to {_wanted(claim)} fails: {event.message}",
-        f"kubectl -n {claim.namespace} describe pvc {claim.name}",
+        kubectl("describe", "pvc", claim.name, namespace=claim.namespace),
         said(event),
     )
 
@@ -236,7 +272,7 @@ def resizer_not_running(world: ClusterView, claim: PersistentVolumeClaim) -> Fin
     stale = " (its lease has run out)" if is_leaderless(world, driver, "resizer") else ""
     return Finding(
         f"it wants to grow to {_wanted(claim)}, and the resizer of {driver} has not begun{stale}",
-        "kubectl get pods -A | grep -i resizer",
+        pods_like("resizer"),
     )
 
 
@@ -261,7 +297,7 @@ def modify_infeasible(world: ClusterView, claim: PersistentVolumeClaim) -> Findi
         return None
     return Finding(
         f"the driver refuses the attributes of {status.target_volume_attributes_class_name}",
-        f"kubectl get volumeattributesclass {status.target_volume_attributes_class_name} -o yaml",
+        kubectl("get", "volumeattributesclass", status.target_volume_attributes_class_name, flags=("-o", "yaml")),
         said(world.warning(claim, "VolumeModifyFailed")),
     )
 
@@ -283,9 +319,19 @@ def modify_pending(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     return Finding(
         f"its volume is still to be given the attributes of {target}"
         + (words if begun else "; the driver's resizer has not begun"),
-        f"kubectl -n {claim.namespace} describe pvc {claim.name}",
+        kubectl("describe", "pvc", claim.name, namespace=claim.namespace),
         said(event),
     )
+
+
+def _keeping(
+    world: ClusterView, claim: PersistentVolumeClaim, look: Command, purpose: str
+) -> tuple[Command, str, tuple[Advice, ...]]:
+    """The first step for a claim that is being deleted: if its data goes with it, keep the data before anything else."""
+    volume = world.volumes.get(claim.spec.volume_name)
+    if volume is None or volume.spec.persistent_volume_reclaim_policy != "Delete":
+        return look, purpose, ()
+    return keep_data(volume), "if the data is still needed: keep it when the claim is gone", (Advice(look, purpose),)
 
 
 def _is_growing(claim: PersistentVolumeClaim) -> bool:

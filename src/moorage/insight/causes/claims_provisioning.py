@@ -15,6 +15,7 @@ from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_name_of, default_classes, is_leaderless, leases_of, newest_default
 from moorage.kube.objects import Event, PersistentVolumeClaim, Pod, seconds_of
 from moorage.kube.quantity import bytes_of, bytes_text
+from moorage.suggest import NOTHING, in_words, kubectl, pods_like
 
 
 @cause(
@@ -35,7 +36,7 @@ def first_consumer_node_name(world: ClusterView, claim: PersistentVolumeClaim) -
     pod = pinned[0]
     return Finding(
         f"its class waits for the scheduler to choose a node, and pod {pod.name} sets nodeName: {pod.spec.node_name}",
-        f"recreate pod {pod.name} with nodeSelector kubernetes.io/hostname: {pod.spec.node_name}",
+        in_words("recreate pod {} with nodeSelector kubernetes.io/hostname: {}", pod.name, pod.spec.node_name),
     )
 
 
@@ -52,7 +53,8 @@ def first_consumer_no_pod(world: ClusterView, claim: PersistentVolumeClaim) -> F
     if not is_late(storage_class) or SELECTED in claim.annotations or world.pods_of(claim):
         return None
     return Finding(
-        "its class waits for the first pod that uses it, and no pod does", f"create a pod that uses claim {claim.name}"
+        "its class waits for the first pod that uses it, and no pod does",
+        in_words("create a pod that uses claim {}", claim.name),
     )
 
 
@@ -91,7 +93,7 @@ def default_ambiguous(world: ClusterView, claim: PersistentVolumeClaim) -> Findi
     others = [each for each in defaults if each is not chosen]
     return Finding(
         f"{names(defaults)} are all marked as the default; it got {chosen.name}, the newest, and {problem.sentence}",
-        f"kubectl annotate storageclass {chosen.name} storageclass.kubernetes.io/is-default-class-",
+        kubectl("annotate", "storageclass", chosen.name, "storageclass.kubernetes.io/is-default-class-"),
         (*problem.evidence, f"other defaults: {names(others)}"),
     )
 
@@ -116,7 +118,7 @@ def driver_not_installed(world: ClusterView, claim: PersistentVolumeClaim) -> Fi
     known = ", ".join(sorted(world.drivers)) or "none"
     return Finding(
         f"driver {driver} of class {storage_class.name} is not installed (installed: {known})",
-        "kubectl get csidrivers,csinodes",
+        kubectl("get", "csidrivers,csinodes"),
     )
 
 
@@ -137,7 +139,7 @@ def provisioner_not_leading(world: ClusterView, claim: PersistentVolumeClaim) ->
         return None  # somebody provisions without election
     return Finding(
         f"the provisioner of {driver} has stopped: its lease, held by {lease.spec.holder_identity or 'nobody'}, has run out",
-        f"kubectl -n {lease.namespace} get lease {lease.name} -o yaml",
+        kubectl("get", "lease", lease.name, namespace=lease.namespace, flags=("-o", "yaml")),
     )
 
 
@@ -159,7 +161,7 @@ def secret_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
         if name and world.asked_secrets.get(f"{namespace}/{name}") is False:
             return Finding(
                 f"secret {namespace}/{name}, which class {storage_class.name} names, does not exist",
-                f"kubectl -n {namespace} get secret {name}",
+                kubectl("get", "secret", name, namespace=namespace),
                 said(world.warning(claim, "ProvisioningFailed")),
             )
     return None
@@ -177,7 +179,9 @@ def no_capacity(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | N
     if not is_waiting(claim) or event is None or code_in(event.message) != "RESOURCE_EXHAUSTED":
         return None
     want = bytes_text(bytes_of(claim.spec.resources.requests.get("storage")))
-    return Finding(f"the driver has no room for {want}", "kubectl get csistoragecapacities -A", said(event))
+    return Finding(
+        f"the driver has no room for {want}", kubectl("get", "csistoragecapacities", flags=("-A",)), said(event)
+    )
 
 
 @cause(
@@ -193,7 +197,7 @@ def size_impossible(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
         return None
     return Finding(
         f"the driver cannot make a volume of that size: {driver_words(event.message)}",
-        "recreate the claim with another size",
+        in_words("recreate the claim with another size"),
         said(event),
     )
 
@@ -212,7 +216,7 @@ def refused(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
         return None
     return Finding(
         f"the driver refuses to make the volume: {driver_words(event.message)}",
-        f"kubectl get storageclass {class_name_of(claim)} -o yaml",
+        kubectl("get", "storageclass", class_name_of(claim) or "", flags=("-o", "yaml")),
         said(event),
     )
 
@@ -231,7 +235,7 @@ def driver_lacks_capability(world: ClusterView, claim: PersistentVolumeClaim) ->
         return None
     return Finding(
         f"driver {asked_of(claim)} cannot do what it asks for: {driver_words(event.message)}",
-        f"kubectl -n {claim.namespace} get pvc {claim.name} -o yaml",
+        kubectl("get", "pvc", claim.name, namespace=claim.namespace, flags=("-o", "yaml")),
         said(event),
     )
 
@@ -249,7 +253,7 @@ def driver_silent(world: ClusterView, claim: PersistentVolumeClaim) -> Finding |
         return None
     return Finding(
         f"driver {asked_of(claim)} does not answer: {driver_words(event.message)}",
-        "kubectl get pods -A | grep -i csi",
+        pods_like("csi"),
         said(event),
     )
 
@@ -267,7 +271,7 @@ def provisioning_fails(world: ClusterView, claim: PersistentVolumeClaim) -> Find
         return None
     return Finding(
         f"making its volume fails: {driver_words(event.message)}",
-        f"kubectl -n {claim.namespace} describe pvc {claim.name}",
+        kubectl("describe", "pvc", claim.name, namespace=claim.namespace),
         said(event),
     )
 
@@ -287,7 +291,7 @@ def provisioner_not_running(world: ClusterView, claim: PersistentVolumeClaim) ->
         return None
     return Finding(
         f"it was handed to the provisioner of {driver}, which has not answered; is it running?",
-        "kubectl get pods -A | grep -i provisioner",
+        pods_like("provisioner"),
         said(_newest(world, claim)),
     )
 
@@ -302,7 +306,7 @@ def provisioning(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | 
     """The provisioner has begun and has not finished: the driver's CreateVolume is running, or a copy is under way."""
     if not is_waiting(claim) or not any(event.reason == "Provisioning" for event in world.events_of(claim)):
         return None
-    return Finding(f"the provisioner of {asked_of(claim)} is making its volume", "", said(_newest(world, claim)))
+    return Finding(f"the provisioner of {asked_of(claim)} is making its volume", NOTHING, said(_newest(world, claim)))
 
 
 @cause(
@@ -316,7 +320,8 @@ def binder_not_running(world: ClusterView, claim: PersistentVolumeClaim) -> Find
     if not is_waiting(claim) or world.events_of(claim) or asked_of(claim):
         return None
     return Finding(
-        "nothing has happened to it at all: the volume binder does not seem to run", "kubectl -n kube-system get pods"
+        "nothing has happened to it at all: the volume binder does not seem to run",
+        kubectl("get", "pods", namespace="kube-system"),
     )
 
 

@@ -6,6 +6,7 @@ from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of
 from moorage.kube.objects import PersistentVolumeClaim, TypedReference
 from moorage.kube.quantity import bytes_of, bytes_text
+from moorage.suggest import in_words, kubectl
 
 
 @cause(
@@ -28,7 +29,7 @@ def source_snapshot_missing(world: ClusterView, claim: PersistentVolumeClaim) ->
         return None
     return Finding(
         f"it is to be restored from snapshot {source.name}, which does not exist in {claim.namespace}",
-        f"kubectl -n {claim.namespace} get volumesnapshot",
+        kubectl("get", "volumesnapshot", namespace=claim.namespace),
         said(world.warning(claim)),
     )
 
@@ -65,7 +66,7 @@ def source_claim_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Fi
         return None
     return Finding(
         f"it is to be cloned from claim {source.name}, which does not exist in {claim.namespace}",
-        f"kubectl -n {claim.namespace} get pvc",
+        kubectl("get", "pvc", namespace=claim.namespace),
         said(world.warning(claim)),
     )
 
@@ -104,7 +105,7 @@ def source_deleting(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
         return None
     return Finding(
         f"its source {source.name} is being deleted",
-        f"kubectl -n {claim.namespace} get {source.kind.lower()} {source.name} -o yaml",
+        kubectl("get", origin.resource.kind.lower(), origin.name, namespace=claim.namespace, flags=("-o", "yaml")),
         said(world.warning(claim, "ProvisioningFailed")),
     )
 
@@ -125,7 +126,7 @@ def source_driver_differs(world: ClusterView, claim: PersistentVolumeClaim) -> F
         return None
     return Finding(
         f"its source {source.name} is of driver {driver}, its class {storage_class.name} of {storage_class.provisioner}",
-        f"recreate claim {claim.name} with a class of {driver}",
+        in_words("recreate claim {} with a class of {}", claim.name, driver),
         said(world.warning(claim, "ProvisioningFailed")),
     )
 
@@ -153,7 +154,7 @@ def source_too_large(world: ClusterView, claim: PersistentVolumeClaim) -> Findin
         return None
     return Finding(
         f"it asks for {bytes_text(want)}, and its source {source.name} has {bytes_text(size)}",
-        f"recreate the claim with at least {bytes_text(size)}",
+        in_words("recreate the claim with at least {}", bytes_text(size)),
         said(world.warning(claim)),
     )
 
@@ -171,7 +172,7 @@ def populator_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Findi
         return None
     return Finding(
         f"its content is to come from {source.kind} {source.name}, and nothing has filled it yet",
-        "kubectl get volumepopulators",
+        kubectl("get", "volumepopulators"),
         said(world.warning(claim)),
     )
 

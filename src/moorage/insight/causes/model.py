@@ -1,4 +1,4 @@
-"""What a cause is: a test on the world, the sentence it yields, and the text that the documentation shows.
+"""What a cause is: a test on the cluster, the sentence it yields, and the text that the documentation shows.
 
 Owns: `Finding`, `Cause` and the registry that both `explain` and docs/reference/troubleshooting.md are made from.
 Start reading at: `cause`.
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from moorage.insight.causes.advice import Advice
 from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import Event, KubeObject
+from moorage.suggest import NOTHING, Command
 
 T = TypeVar("T", bound=KubeObject)
 Test = Callable[[ClusterView, T], "Finding | None"]
@@ -30,12 +32,17 @@ _NOTE = re.compile(r"; (?:retried|the volume may still appear|the request cannot
 
 @dataclass(frozen=True)
 class Finding:
-    """Why an object is where it is: one sentence, the evidence, one next step, and what it waits for."""
+    """Why an object is where it is: one sentence, the evidence, what it waits for, and what to do.
+
+    `next_step` never ends or destroys anything. What does comes in `then`, and says so.
+    """
 
     sentence: str
-    next_step: str = ""
+    next_step: Command = NOTHING
     evidence: tuple[str, ...] = ()
     waits_for: KubeObject | None = None
+    purpose: str = ""
+    then: tuple[Advice, ...] = ()
 
 
 @dataclass(frozen=True)

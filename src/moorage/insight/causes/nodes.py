@@ -1,10 +1,10 @@
 """What keeps volumes from a node."""
 
+from moorage.insight.causes.advice import OUT_OF_SERVICE
 from moorage.insight.causes.model import Finding, cause
 from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import Node
-
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+from moorage.suggest import kubectl
 
 
 @cause(
@@ -15,11 +15,11 @@ _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 )
 def out_of_service(world: ClusterView, node: Node) -> Finding | None:
     """The taint node.kubernetes.io/out-of-service says that the node is surely off: pods and volumes move on at once."""
-    if not any(taint.key == _OUT_OF_SERVICE for taint in node.spec.taints):
+    if not any(taint.key == OUT_OF_SERVICE for taint in node.spec.taints):
         return None
     return Finding(
         "it is marked as out of service: its volumes are taken away at once",
-        f"kubectl taint node {node.name} {_OUT_OF_SERVICE}-",
+        kubectl("taint", "node", node.name, f"{OUT_OF_SERVICE}-"),
     )
 
 
@@ -30,7 +30,7 @@ def not_ready(world: ClusterView, node: Node) -> Finding | None:
         return None
     ready = next((c for c in node.status.conditions if c.type == "Ready"), None)
     words = f" ({ready.reason}: {ready.message})" if ready is not None else ""
-    return Finding(f"it does not report that it is ready{words}", f"kubectl describe node {node.name}")
+    return Finding(f"it does not report that it is ready{words}", kubectl("describe", "node", node.name))
 
 
 @cause("node-cordoned", Node, "The node takes no new pods", "kubectl uncordon NODE")
@@ -38,7 +38,7 @@ def cordoned(world: ClusterView, node: Node) -> Finding | None:
     """The node is marked unschedulable."""
     if not node.spec.unschedulable:
         return None
-    return Finding("it is cordoned and takes no new pods", f"kubectl uncordon {node.name}")
+    return Finding("it is cordoned and takes no new pods", kubectl("uncordon", "", node.name))
 
 
 @cause(
@@ -52,7 +52,7 @@ def without_drivers(world: ClusterView, node: Node) -> Finding | None:
     found = world.node_drivers.get(node.name)
     if found is not None and found.spec.drivers:
         return None
-    return Finding("no CSI driver is registered on it", f"kubectl get csinode {node.name} -o yaml")
+    return Finding("no CSI driver is registered on it", kubectl("get", "csinode", node.name, flags=("-o", "yaml")))
 
 
 @cause(
@@ -70,6 +70,6 @@ def attach_limit(world: ClusterView, node: Node) -> Finding | None:
         if limit is not None and used >= limit:
             return Finding(
                 f"driver {driver.name} takes {limit} volumes on it, and {used} are attached",
-                f"kubectl get csinode {node.name} -o yaml",
+                kubectl("get", "csinode", node.name, flags=("-o", "yaml")),
             )
     return None

@@ -1,10 +1,12 @@
 """Why a pod does not start: its claims, its node, attaching, mounting."""
 
+from moorage.insight.causes.advice import stop
 from moorage.insight.causes.claims import SELECTED, is_late
 from moorage.insight.causes.model import Finding, cause, names, said
 from moorage.insight.cluster_view import ClusterView, claim_names
 from moorage.insight.matching import class_of, nodes_that_fit
-from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
+from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.suggest import kubectl
 
 _AFFINITY = ("match PersistentVolume's node affinity", "volume node affinity conflict")
 
@@ -39,7 +41,7 @@ def claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
         if source is not None and f"{pod.namespace}/{source.claim_name}" not in world.claims:
             return Finding(
                 f"it uses claim {source.claim_name}, which does not exist in namespace {pod.namespace}",
-                f"kubectl -n {pod.namespace} get pvc",
+                kubectl("get", "pvc", namespace=pod.namespace),
                 said(_unscheduled_event(world, pod)),
             )
     return None
@@ -63,7 +65,7 @@ def quota(world: ClusterView, pod: Pod) -> Finding | None:
         return None
     return Finding(
         f"claim {missing[0]} for its ephemeral volume exceeds the quota of namespace {pod.namespace}",
-        f"kubectl -n {pod.namespace} describe resourcequota",
+        kubectl("describe", "resourcequota", namespace=pod.namespace),
         said(event),
     )
 
@@ -86,7 +88,7 @@ def ephemeral_claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
             words = f": {event.message}" if event else ""
             return Finding(
                 f"claim {pod.name}-{volume.name} for its ephemeral volume has not been made{words}",
-                f"kubectl -n {pod.namespace} get events",
+                kubectl("get", "events", namespace=pod.namespace),
                 said(event),
             )
     return None
@@ -109,7 +111,7 @@ def ephemeral_claim_foreign(world: ClusterView, pod: Pod) -> Finding | None:
         ):
             return Finding(
                 f"claim {claim.name}, which its ephemeral volume needs, exists and is not its own",
-                f"kubectl -n {pod.namespace} get pvc {claim.name} -o yaml",
+                kubectl("get", "pvc", claim.name, namespace=pod.namespace, flags=("-o", "yaml")),
                 said(world.warning(pod)),
             )
     return None
@@ -119,7 +121,7 @@ def ephemeral_claim_foreign(world: ClusterView, pod: Pod) -> Finding | None:
     "pod-claim-deleting",
     Pod,
     "A claim of the pod is being deleted",
-    "A claim that is being deleted takes no new pods; delete the pods that hold it, then create it anew.",
+    "A claim that is being deleted takes no new pods. The explanation follows the claim and says how to keep its data.",
 )
 def claim_deleting(world: ClusterView, pod: Pod) -> Finding | None:
     """The scheduler gives no node to a pod whose claim is being deleted."""
@@ -147,7 +149,7 @@ def claim_lost(world: ClusterView, pod: Pod) -> Finding | None:
     "pod-rwop-conflict",
     Pod,
     "Another pod holds a ReadWriteOncePod claim",
-    "Delete the pod that holds it, or use ReadWriteOnce.",
+    "Wait for the pod that holds it, or stop that pod; or use ReadWriteOnce.",
 )
 def rwop_conflict(world: ClusterView, pod: Pod) -> Finding | None:
     """A claim with access mode ReadWriteOncePod is for one pod at a time."""
@@ -158,8 +160,10 @@ def rwop_conflict(world: ClusterView, pod: Pod) -> Finding | None:
         if "ReadWriteOncePod" in claim.spec.access_modes and others:
             return Finding(
                 f"claim {claim.name} is ReadWriteOncePod, and pod {names(others)} has it",
-                f"kubectl -n {pod.namespace} delete pod {others[0].name}",
+                kubectl("describe", "pod", others[0].name, namespace=pod.namespace),
                 said(_unscheduled_event(world, pod)),
+                purpose="see what the other pod is for",
+                then=(stop(others[0], "free the claim for this pod"),),
             )
     return None
 
@@ -194,7 +198,9 @@ def attach_limit(world: ClusterView, pod: Pod) -> Finding | None:
     message = _unscheduled_message(pod)
     if not is_starting(pod) or "max volume count" not in message:
         return None
-    return Finding("no node can take another volume of the driver", "kubectl get csinodes -o yaml", (message,))
+    return Finding(
+        "no node can take another volume of the driver", kubectl("get", "csinodes", flags=("-o", "yaml")), (message,)
+    )
 
 
 @cause(
@@ -220,7 +226,7 @@ def volume_elsewhere(world: ClusterView, pod: Pod) -> Finding | None:
                 where = f"{', '.join(fit)} only, which cannot take pods now"
             return Finding(
                 f"its volume {volume.name} can be reached from {where}",
-                f"kubectl get pv {volume.name} -o jsonpath='{{.spec.nodeAffinity}}'",
+                kubectl("get", "pv", volume.name, flags=("-o", "jsonpath={.spec.nodeAffinity}")),
                 (_unscheduled_message(pod),) if _unscheduled_message(pod) else (),
             )
     return None
@@ -238,7 +244,11 @@ def no_capacity(world: ClusterView, pod: Pod) -> Finding | None:
     message = _unscheduled_message(pod)
     if not is_starting(pod) or "enough free storage" not in message:
         return None
-    return Finding("no node has enough free storage for its claims", "kubectl get csistoragecapacities -A", (message,))
+    return Finding(
+        "no node has enough free storage for its claims",
+        kubectl("get", "csistoragecapacities", flags=("-A",)),
+        (message,),
+    )
 
 
 @cause(
@@ -271,7 +281,7 @@ def no_node_fits(world: ClusterView, pod: Pod) -> Finding | None:
         return None
     return Finding(
         f"no node fits: {message}",
-        f"kubectl -n {pod.namespace} describe pod {pod.name}",
+        kubectl("describe", "pod", pod.name, namespace=pod.namespace),
         tuple(f"{node.name}: {_state(node)}" for node in world.nodes.values()),
     )
 
@@ -287,161 +297,9 @@ def scheduler_not_running(world: ClusterView, pod: Pod) -> Finding | None:
     if not is_starting(pod) or pod.spec.node_name:
         return None
     name = pod.spec.scheduler_name or "default-scheduler"
-    return Finding(f"no scheduler has looked at it (schedulerName is {name})", "kubectl -n kube-system get pods")
-
-
-@cause(
-    "pod-node-gone",
-    Pod,
-    "The pod's node does not exist any more",
-    "Delete the pod with --force if the node is gone for good; its owner makes a new one.",
-)
-def node_gone(world: ClusterView, pod: Pod) -> Finding | None:
-    """The pod was placed on a node that has been removed from the cluster."""
-    if not pod.spec.node_name or pod.spec.node_name in world.nodes or pod.status.phase in ("Succeeded", "Failed"):
-        return None
     return Finding(
-        f"its node {pod.spec.node_name} does not exist",
-        f"kubectl -n {pod.namespace} delete pod {pod.name} --force --grace-period=0",
+        f"no scheduler has looked at it (schedulerName is {name})", kubectl("get", "pods", namespace="kube-system")
     )
-
-
-@cause(
-    "pod-node-not-ready",
-    Pod,
-    "The pod's node is not ready",
-    "Bring the node back; if it will not come back, taint it node.kubernetes.io/out-of-service so that volumes move on.",
-)
-def node_not_ready(world: ClusterView, pod: Pod) -> Finding | None:
-    """The node agent of the pod's node does not report, so nothing is started, stopped or unmounted there."""
-    node = world.nodes.get(pod.spec.node_name)
-    if node is None or node.is_ready or pod.status.phase in ("Succeeded", "Failed"):
-        return None
-    return Finding(f"its node {node.name} is not ready", f"kubectl describe node {node.name}", waits_for=node)
-
-
-@cause(
-    "pod-multi-attach",
-    Pod,
-    "The volume is still attached to another node",
-    "Delete the pod that holds it there; if that node is dead, taint it node.kubernetes.io/out-of-service.",
-)
-def multi_attach(world: ClusterView, pod: Pod) -> Finding | None:
-    """A ReadWriteOnce volume can be on one node at a time, and another node has it."""
-    if not is_starting(pod) or not pod.spec.node_name:
-        return None
-    for volume in volumes_of(world, pod):
-        elsewhere = [a for a in world.attachments_of(volume) if a.spec.node_name != pod.spec.node_name]
-        if not elsewhere or any(mode.endswith("Many") for mode in volume.spec.access_modes):
-            continue
-        node = elsewhere[0].spec.node_name
-        holders = [p for p in world.pods.values() if p.spec.node_name == node and volume in volumes_of(world, p)]
-        by = f" and used by pod {names(holders)}" if holders else ""
-        step = (
-            f"kubectl -n {holders[0].namespace} delete pod {holders[0].name}"
-            if holders
-            else f"kubectl describe node {node}"
-        )
-        return Finding(
-            f"its volume {volume.name} is still attached to node {node}{by}",
-            step,
-            said(world.warning(pod, "FailedAttachVolume")),
-            elsewhere[0],
-        )
-    return None
-
-
-@cause(
-    "pod-driver-not-registered",
-    Pod,
-    "The driver is not registered on the pod's node",
-    "Start the driver and its registrar on that node; `kubectl get csinode` must list it.",
-)
-def driver_not_registered(world: ClusterView, pod: Pod) -> Finding | None:
-    """The node agent does not know the driver of the pod's volume: the CSINode object has no entry for it."""
-    if not is_starting(pod) or not pod.spec.node_name:
-        return None
-    wanted = {volume.spec.csi.driver for volume in volumes_of(world, pod) if volume.spec.csi is not None}
-    wanted |= {volume.csi.driver for volume in pod.spec.volumes if volume.csi is not None}
-    for driver in sorted(wanted):
-        if not world.has_driver(pod.spec.node_name, driver):
-            return Finding(
-                f"driver {driver} is not registered on node {pod.spec.node_name}",
-                f"kubectl get csinode {pod.spec.node_name} -o yaml",
-                said(_mount_event(world, pod)),
-            )
-    return None
-
-
-@cause(
-    "pod-inline-not-allowed",
-    Pod,
-    "The driver does not take inline volumes",
-    "Use a claim, or a driver whose CSIDriver lists Ephemeral in volumeLifecycleModes.",
-)
-def inline_not_allowed(world: ClusterView, pod: Pod) -> Finding | None:
-    """The pod has a `csi:` volume of its own, and the driver's CSIDriver object does not say that it takes those."""
-    for volume in pod.spec.volumes:
-        driver = world.drivers.get(volume.csi.driver) if volume.csi is not None else None
-        if is_starting(pod) and driver is not None and "Ephemeral" not in driver.spec.volume_lifecycle_modes:
-            return Finding(
-                f"driver {driver.name} does not take inline volumes (volume {volume.name})",
-                f"kubectl get csidriver {driver.name} -o yaml",
-                said(_mount_event(world, pod)),
-            )
-    return None
-
-
-@cause(
-    "pod-attaching",
-    Pod,
-    "The volume is not attached to the node yet",
-    "The explanation follows the attachment.",
-)
-def attaching(world: ClusterView, pod: Pod) -> Finding | None:
-    """The node mounts a volume only after it has been attached to it."""
-    if not is_starting(pod) or not pod.spec.node_name:
-        return None
-    for volume in volumes_of(world, pod):
-        for attachment in world.attachments_of(volume):
-            if attachment.spec.node_name == pod.spec.node_name and not attachment.status.attached:
-                return Finding(
-                    f"it waits for volume {volume.name} to be attached to {pod.spec.node_name}", waits_for=attachment
-                )
-    return None
-
-
-@cause(
-    "pod-attach-not-begun",
-    Pod,
-    "Nobody has begun to attach the volume",
-    "Start the attach/detach controller (kube-controller-manager, or `moorage controllers attachdetach`).",
-)
-def attach_not_begun(world: ClusterView, pod: Pod) -> Finding | None:
-    """The driver needs attaching (CSIDriver attachRequired), and there is no VolumeAttachment for the pod's node."""
-    if not is_starting(pod) or not pod.spec.node_name:
-        return None
-    for volume in volumes_of(world, pod):
-        if volume.spec.csi is None or not _needs_attach(world, volume.spec.csi.driver):
-            continue
-        if not any(a.spec.node_name == pod.spec.node_name for a in world.attachments_of(volume)):
-            event: Event | None = world.warning(pod, "FailedAttachVolume")
-            words = f": {event.message}" if event else ""
-            return Finding(
-                f"volume {volume.name} has not been attached to {pod.spec.node_name}{words}",
-                "kubectl get volumeattachments",
-                said(event),
-            )
-    return None
-
-
-def attachment_on(world: ClusterView, volume: PersistentVolume, node: str) -> VolumeAttachment | None:
-    return next((a for a in world.attachments_of(volume) if a.spec.node_name == node), None)
-
-
-def _needs_attach(world: ClusterView, driver: str) -> bool:
-    found = world.drivers.get(driver)
-    return found is None or found.spec.attach_required is not False
 
 
 def _unscheduled_message(pod: Pod) -> str:
@@ -453,10 +311,6 @@ def _unscheduled_message(pod: Pod) -> str:
 
 def _unscheduled_event(world: ClusterView, pod: Pod) -> Event | None:
     return world.warning(pod, "FailedScheduling")
-
-
-def _mount_event(world: ClusterView, pod: Pod) -> Event | None:
-    return world.warning(pod, "FailedMount", "FailedMapVolume")
 
 
 def _is_usable(node: Node) -> bool:

@@ -3,9 +3,10 @@
 import re
 
 from moorage.insight.causes.model import Finding, cause, said
-from moorage.insight.causes.pods import is_starting, volumes_of
+from moorage.insight.causes.pods import claims_of, is_starting, volumes_of
 from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import ContainerStatus, Event, Pod
+from moorage.suggest import Command, kubectl
 
 
 def _mount_words(world: ClusterView, pod: Pod) -> Event | None:
@@ -16,8 +17,8 @@ def _mount_words(world: ClusterView, pod: Pod) -> Event | None:
     return next((e for e in told if not e.message.startswith("Unable to attach or mount")), told[0] if told else None)
 
 
-def _step(pod: Pod) -> str:
-    return f"kubectl -n {pod.namespace} describe pod {pod.name}"
+def _step(pod: Pod) -> Command:
+    return kubectl("describe", "pod", pod.name, namespace=pod.namespace)
 
 
 @cause(
@@ -31,7 +32,9 @@ def secret_missing(world: ClusterView, pod: Pod) -> Finding | None:
     event = _mount_words(world, pod)
     if event is None or "secret" not in event.message.lower() or not _is_absent(event.message):
         return None
-    return Finding(f"a secret that it needs does not exist: {event.message}", "kubectl get secrets -A", said(event))
+    return Finding(
+        f"a secret that it needs does not exist: {event.message}", kubectl("get", "secrets", flags=("-A",)), said(event)
+    )
 
 
 @cause(
@@ -47,7 +50,7 @@ def configmap_missing(world: ClusterView, pod: Pod) -> Finding | None:
         return None
     return Finding(
         f"a config map that it needs does not exist: {event.message}",
-        f"kubectl -n {pod.namespace} get configmaps",
+        kubectl("get", "configmaps", namespace=pod.namespace),
         said(event),
     )
 
@@ -119,7 +122,7 @@ def mount_option_refused(world: ClusterView, pod: Pod) -> Finding | None:
         return None
     return Finding(
         f"mounting {options[0].name} with {','.join(options[0].spec.mount_options)} is refused: {event.message}",
-        f"kubectl get pv {options[0].name} -o jsonpath='{{.spec.mountOptions}}'",
+        kubectl("get", "pv", options[0].name, flags=("-o", "jsonpath={.spec.mountOptions}")),
         said(event),
     )
 
@@ -195,7 +198,7 @@ def fs_group_ignored(world: ClusterView, pod: Pod) -> Finding | None:
         return None
     return Finding(
         f"a container fails, and {note[0]}",
-        "kubectl get csidrivers -o custom-columns=NAME:.metadata.name,POLICY:.spec.fsGroupPolicy",
+        kubectl("get", "csidrivers", flags=("-o", "custom-columns=NAME:.metadata.name,POLICY:.spec.fsGroupPolicy")),
     )
 
 
@@ -213,7 +216,7 @@ def crashing(world: ClusterView, pod: Pod) -> Finding | None:
             ended = (status.last_state.get("terminated") or {}).get("exitCode", "?")
             return Finding(
                 f"container {status.name} ends with code {ended} each time it is started",
-                f"kubectl -n {pod.namespace} logs {pod.name} -c {status.name} --previous",
+                kubectl("logs", "", pod.name, namespace=pod.namespace, flags=("-c", status.name, "--previous")),
                 fs_group_note(world, pod),
             )
     return None
@@ -247,6 +250,26 @@ def starting(world: ClusterView, pod: Pod) -> Finding | None:
     if not is_starting(pod) or not pod.spec.node_name:
         return None
     return Finding(f"node {pod.spec.node_name} is mounting its volumes or starting its containers", _step(pod))
+
+
+@cause(
+    "pod-volume-deleting",
+    Pod,
+    "The pod runs, and its claim or volume is being deleted",
+    "The pod is not disturbed until it ends. The explanation follows the claim or volume and says how to keep the data.",
+)
+def volume_deleting(world: ClusterView, pod: Pod) -> Finding | None:
+    """A finalizer keeps a claim and its volume as long as the pod uses them; afterwards the deletion goes on."""
+    claims, volumes = claims_of(world, pod), volumes_of(world, pod)
+    if pod.is_deleting or pod.is_terminated:
+        return None
+    for claim in claims:
+        if claim.is_deleting:
+            return Finding(f"its claim {claim.name} is being deleted and goes when the pod ends", waits_for=claim)
+    for volume in volumes:
+        if volume.is_deleting:
+            return Finding(f"its volume {volume.name} is being deleted", waits_for=volume)
+    return None
 
 
 def _is_absent(message: str) -> bool:

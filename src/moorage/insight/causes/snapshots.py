@@ -4,6 +4,7 @@ from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import is_leaderless
 from moorage.kube.objects import VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent
+from moorage.suggest import NOTHING, kubectl, pods_like
 
 _DEFAULT = "snapshot.storage.kubernetes.io/is-default-class"
 
@@ -62,7 +63,7 @@ def deleting(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     words = f": {event.message}" if event is not None else f": {error.message}" if error is not None else ""
     return Finding(
         f"it is being deleted{words}",
-        f"kubectl -n {snapshot.namespace} describe volumesnapshot {snapshot.name}",
+        kubectl("describe", "volumesnapshot", snapshot.name, namespace=snapshot.namespace),
         (*said(event), *(f"finalizer {name}" for name in snapshot.finalizers)),
     )
 
@@ -79,7 +80,7 @@ def class_missing(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | Non
     if not is_waiting(snapshot) or not name or name in world.snapshot_classes:
         return None
     return Finding(
-        f"snapshot class {name!r} does not exist", "kubectl get volumesnapshotclass", said(world.warning(snapshot))
+        f"snapshot class {name!r} does not exist", kubectl("get", "volumesnapshotclass"), said(world.warning(snapshot))
     )
 
 
@@ -106,7 +107,7 @@ def class_none(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     what = "no snapshot class is" if not defaults else f"{len(defaults)} snapshot classes are"
     return Finding(
         f"it names no class, and {what} the default for driver {driver}",
-        "kubectl get volumesnapshotclass",
+        kubectl("get", "volumesnapshotclass"),
         said(world.warning(snapshot)),
     )
 
@@ -124,7 +125,7 @@ def claim_missing(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | Non
         return None
     return Finding(
         f"claim {name} does not exist in {snapshot.namespace}",
-        f"kubectl -n {snapshot.namespace} get pvc",
+        kubectl("get", "pvc", namespace=snapshot.namespace),
         said(world.warning(snapshot)),
     )
 
@@ -156,7 +157,7 @@ def driver_differs(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | No
         return None
     return Finding(
         f"its class {chosen.name} is of driver {chosen.driver}, its claim of {driver}",
-        "kubectl get volumesnapshotclass",
+        kubectl("get", "volumesnapshotclass"),
         said(world.warning(snapshot)),
     )
 
@@ -173,7 +174,7 @@ def content_missing(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | N
     if not is_waiting(snapshot) or not name or name in world.contents:
         return None
     return Finding(
-        f"content {name} does not exist", "kubectl get volumesnapshotcontents", said(world.warning(snapshot))
+        f"content {name} does not exist", kubectl("get", "volumesnapshotcontents"), said(world.warning(snapshot))
     )
 
 
@@ -190,7 +191,7 @@ def content_lost(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None
         return None
     return Finding(
         f"its content {name} does not exist any more",
-        "kubectl get volumesnapshotcontents",
+        kubectl("get", "volumesnapshotcontents"),
         said(world.warning(snapshot)),
     )
 
@@ -206,7 +207,7 @@ def fails(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
         return None
     return Finding(
         f"taking it fails: {error.message}",
-        f"kubectl -n {snapshot.namespace} describe volumesnapshot {snapshot.name}",
+        kubectl("describe", "volumesnapshot", snapshot.name, namespace=snapshot.namespace),
         said(world.warning(told)) or said(world.warning(snapshot)),
     )
 
@@ -223,7 +224,7 @@ def controller_not_running(world: ClusterView, snapshot: VolumeSnapshot) -> Find
         return None
     return Finding(
         "the snapshot controller has not looked at it; is it running?",
-        "kubectl get pods -A | grep -i snapshot-controller",
+        pods_like("snapshot-controller"),
     )
 
 
@@ -240,9 +241,7 @@ def snapshotter_not_running(world: ClusterView, snapshot: VolumeSnapshot) -> Fin
     if not is_waiting(snapshot) or content is None or has_handle:
         return None
     stale = " (its lease has run out)" if is_leaderless(world, content.spec.driver, "snapshotter") else ""
-    return Finding(
-        f"it waits for the snapshotter of {content.spec.driver}{stale}", "kubectl get pods -A | grep -i snapshotter"
-    )
+    return Finding(f"it waits for the snapshotter of {content.spec.driver}{stale}", pods_like("snapshotter"))
 
 
 @cause("snapshot-not-ready", VolumeSnapshot, "The snapshot is being taken", "Wait; the driver is copying.")
@@ -250,4 +249,4 @@ def not_ready(world: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
     """The driver has the snapshot and says that it is not ready to use yet."""
     if not is_waiting(snapshot):
         return None
-    return Finding("the driver is still making it", "", said(next(iter(world.events_of(snapshot)), None)))
+    return Finding("the driver is still making it", NOTHING, said(next(iter(world.events_of(snapshot)), None)))

@@ -1,9 +1,11 @@
 """Why a volume is Released, Failed, or will not go away."""
 
+from moorage.insight.causes.advice import Advice, keep_data, stop
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import holder_of, is_leaderless, nodes_that_fit
-from moorage.kube.objects import PersistentVolume
+from moorage.kube.objects import PersistentVolume, Pod
+from moorage.suggest import command, in_words, kubectl, pods_like, saved
 
 _PROTECTION = "kubernetes.io/pv-protection"
 
@@ -12,17 +14,47 @@ _PROTECTION = "kubernetes.io/pv-protection"
     "volume-deleting-bound",
     PersistentVolume,
     "The volume is being deleted and a claim holds it",
-    "Delete the claim first; the volume then goes by itself.",
+    "A deletion cannot be taken back, but the data can be kept: set the reclaim policy to Retain, save both objects, "
+    "delete the claim, and create both again with the same volumeHandle.",
 )
 def deleting_bound(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The finalizer kubernetes.io/pv-protection stays for as long as the volume is Bound."""
     if not volume.is_deleting or _PROTECTION not in volume.finalizers or volume.status.phase != "Bound":
         return None
-    reference = volume.spec.claim_ref
     claim = world.claims.get(holder_of(volume))
-    step = f"kubectl -n {reference.namespace} delete pvc {reference.name}" if reference else ""
+    users = world.pods_of(claim) if claim is not None else []
     return Finding(
-        f"it is being deleted, and claim {holder_of(volume)} is bound to it", step, (f"finalizer {_PROTECTION}",), claim
+        f"it is being deleted, and claim {holder_of(volume)} is bound to it",
+        keep_data(volume),
+        (f"finalizer {_PROTECTION}",),
+        claim if claim is not None and claim.is_deleting else None,
+        "keep the data when the volume object is gone",
+        _recreation(volume, users),
+    )
+
+
+def _recreation(volume: PersistentVolume, users: list[Pod]) -> tuple[Advice, ...]:
+    """The steps after Retain that lead to a volume object that is not being deleted."""
+    reference = volume.spec.claim_ref
+    if reference is None:
+        return ()
+    harm = f"deletes claim {holder_of(volume)}; its data stays with the volume's storage if the first step was done"
+    tidy = (
+        "remove metadata.uid, metadata.resourceVersion, metadata.deletionTimestamp and spec.claimRef.uid from "
+        "volume.yaml, and the first three and the annotation pv.kubernetes.io/bind-completed from claim.yaml"
+    )
+    show = ("get", "pvc", reference.name)
+    return (
+        Advice(saved(kubectl("get", "pv", volume.name, flags=("-o", "yaml")), "volume.yaml"), "save the volume object"),
+        Advice(
+            saved(kubectl(*show, namespace=reference.namespace, flags=("-o", "yaml")), "claim.yaml"), "save the claim"
+        ),
+        *(stop(pod, "free the claim; scale the pod's owner to 0 if it has one") for pod in users),
+        Advice(
+            kubectl("delete", "pvc", reference.name, namespace=reference.namespace), "let the volume object go", harm
+        ),
+        Advice(in_words(tidy), "make the objects new ones"),
+        Advice(command("kubectl", "create", flags=("-f", "volume.yaml", "-f", "claim.yaml")), "bring both back"),
     )
 
 
@@ -56,7 +88,7 @@ def delete_fails(world: ClusterView, volume: PersistentVolume) -> Finding | None
     )
     if event is None or not is_wanted:
         return None
-    return Finding(f"deleting it fails: {event.message}", f"kubectl describe pv {volume.name}", said(event))
+    return Finding(f"deleting it fails: {event.message}", kubectl("describe", "pv", volume.name), said(event))
 
 
 @cause(
@@ -74,7 +106,7 @@ def deleting_finalizer(world: ClusterView, volume: PersistentVolume) -> Finding 
     name = others[0] if others else _PROTECTION
     return Finding(
         f"it is being deleted and finalizer {name} holds it",
-        f"kubectl get pv {volume.name} -o yaml",
+        kubectl("get", "pv", volume.name, flags=("-o", "yaml")),
         tuple(f"finalizer {one}" for one in volume.finalizers),
     )
 
@@ -83,21 +115,30 @@ def deleting_finalizer(world: ClusterView, volume: PersistentVolume) -> Finding 
     "volume-released-retained",
     PersistentVolume,
     "The volume's claim is gone and its data is kept",
-    "To use it again, remove spec.claimRef and create a claim with volumeName; to drop it, delete it and its storage.",
+    "To use it again, remove spec.claimRef.uid, which reserves it for a new claim of the same name, and create that "
+    "claim with volumeName. To drop it, delete it and its storage.",
 )
 def released_retained(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The reclaim policy is Retain: after its claim was deleted the volume stays Released, and no claim gets it until a
     person clears claimRef."""
     if volume.status.phase != "Released" or volume.spec.persistent_volume_reclaim_policy != "Retain":
         return None
-    step = f'kubectl patch pv {volume.name} --type json -p \'[{{"op":"remove","path":"/spec/claimRef"}}]\''
-    return Finding(f"its claim {holder_of(volume)} is gone and its policy is Retain: it waits for a person", step)
+    reference = volume.spec.claim_ref
+    name, namespace = (reference.name, reference.namespace) if reference is not None else ("", "")
+    free = '{"spec":{"claimRef":{"uid":null,"resourceVersion":null}}}'
+    create = in_words("create claim {} in namespace {} with volumeName: {}", name, namespace, volume.name)
+    return Finding(
+        f"its claim {holder_of(volume)} is gone and its policy is Retain: it waits for a person",
+        kubectl("patch", "pv", volume.name, flags=("--type", "merge", "-p", free)),
+        purpose="reserve the volume for a new claim of the same name",
+        then=(Advice(create, "use the data again"),),
+    )
 
 
 @cause(
     "volume-released-undeleted",
     PersistentVolume,
-    "The volume's claim is gone and nobody deletes it",
+    "The volume's claim is gone and the volume is not deleted",
     "Start the driver's provisioner, which deletes volumes too (`moorage sidecars provisioner`).",
 )
 def released_undeleted(world: ClusterView, volume: PersistentVolume) -> Finding | None:
@@ -116,7 +157,7 @@ def released_undeleted(world: ClusterView, volume: PersistentVolume) -> Finding 
     return Finding(
         f"it is to be deleted by the provisioner of {driver}, which has not done so"
         + (" (its lease has run out)" if stale else ""),
-        "kubectl get pods -A | grep -i provisioner",
+        pods_like("provisioner"),
     )
 
 
@@ -132,7 +173,7 @@ def failed(world: ClusterView, volume: PersistentVolume) -> Finding | None:
         return None
     return Finding(
         f"reclaiming it failed: {volume.status.message or 'no message'}",
-        f"kubectl describe pv {volume.name}",
+        kubectl("describe", "pv", volume.name),
         said(world.warning(volume)),
     )
 
@@ -141,7 +182,8 @@ def failed(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     "volume-node-gone",
     PersistentVolume,
     "The volume is on a node that does not exist",
-    "Bring the node back under its name. If it is gone for good, so is the data; delete the claim and the volume.",
+    "Bring the node back under its name. Only if it is gone for good, and the data with it, delete the claim and the "
+    "volume.",
 )
 def node_gone(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The volume's node affinity matches no node of the cluster."""
@@ -155,5 +197,5 @@ def node_gone(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     ]
     return Finding(
         f"it can be reached only from {', '.join(values) or 'certain nodes'}, and no such node exists",
-        "kubectl get nodes --show-labels",
+        kubectl("get", "nodes", flags=("--show-labels",)),
     )

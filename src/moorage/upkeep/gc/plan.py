@@ -9,6 +9,8 @@ Start reading at: `plan`.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from moorage.suggest import command
+
 PROVISIONED = "pvc-"
 """How the names begin that provisioners give; what is called otherwise was made by hand."""
 
@@ -205,7 +207,8 @@ def _pvs(world: Inventory) -> Iterator[Orphan]:
             continue
         held = ""
         if pv.handle in trashed:
-            held = f"its volume is in the trash; `moorage volume undelete {pv.handle}` brings it back"
+            undelete = command("moorage", "volume", "--pool", trashed[pv.handle].pool, "undelete", names=(pv.handle,))
+            held = f"its volume is in the trash; `{undelete}` brings it back"
         elif pv.is_going:
             held = "it is being deleted already and waits for its finalizers"
         elif pv.phase not in ("Released", "Available", "Failed"):
