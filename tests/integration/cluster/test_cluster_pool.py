@@ -80,7 +80,7 @@ async def test_a_second_cluster_leaves_the_pool_of_the_first_mounted(layout, mon
     with layout.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         second = Cluster(UpSettings(tmp_path))
-        with pytest.raises(UsageError, match="another `moorage up` runs on"):
+        with pytest.raises(UsageError, match="another `moorage up`"):
             await second.start()
         await second.stop()
         assert mountinfo.mount_at(layout.pool) is not None
