@@ -1,7 +1,7 @@
 """Where things lie below the agent's root directory: the same paths that a kubelet uses.
 
-Owns: every path, as pure functions of names. Nothing here touches the disk.
-Start reading at: `Layout`.
+Owns: every path, as pure functions of names. A name that would lead elsewhere raises UnsafeName.
+Start reading at: `NodeLayout`.
 """
 
 import hashlib
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType
 
-PodUid = NewType("PodUid", str)
-VolumeName = NewType("VolumeName", str)
+from moorage.kube.names import CSI_PLUGIN
+from moorage.kube.volumes import VolumeName
+from moorage.node.safe_names import component
 
-CSI_PLUGIN = "kubernetes.io/csi"
+PodUid = NewType("PodUid", str)
+
 _ESCAPED_CSI = "kubernetes.io~csi"
 
 
@@ -25,24 +27,9 @@ def unescaped(directory: str) -> str:
     return directory.replace("~", "/")
 
 
-def csi_volume_name(driver: str, handle: str) -> VolumeName:
-    """The unique name of a CSI volume that has a PersistentVolume."""
-    return VolumeName(f"{CSI_PLUGIN}/{driver}^{handle}")
-
-
 def pod_volume_name(plugin: str, uid: str, spec_name: str) -> VolumeName:
     """The unique name of a volume that lives and dies with one pod."""
     return VolumeName(f"{plugin}/{uid}-{spec_name}")
-
-
-def attachment_name(driver: str, handle: str, node: str) -> str:
-    """The VolumeAttachment that attaches a CSI volume to a node."""
-    return "csi-" + hashlib.sha256(f"{handle}{driver}{node}".encode()).hexdigest()
-
-
-def ephemeral_handle(uid: str, pod_volume: str) -> str:
-    """The volume handle of an inline CSI volume."""
-    return "csi-" + hashlib.sha256(f"{uid}{pod_volume}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,34 +61,42 @@ class NodeLayout:
         return self.root / "agent"
 
     def pod(self, uid: str) -> Path:
-        return self.root.joinpath("pods", uid)
+        return self.root.joinpath("pods", component(uid))
 
     def volumes_of(self, uid: str) -> Path:
-        return self.root.joinpath("pods", uid, "volumes")
+        return self.root.joinpath("pods", component(uid), "volumes")
 
     def devices_of(self, uid: str) -> Path:
-        return self.root.joinpath("pods", uid, "volumeDevices")
+        return self.root.joinpath("pods", component(uid), "volumeDevices")
 
     def subpaths_of(self, uid: str) -> Path:
-        return self.root.joinpath("pods", uid, "volume-subpaths")
+        return self.root.joinpath("pods", component(uid), "volume-subpaths")
 
     def containers_of(self, uid: str) -> Path:
-        return self.root.joinpath("pods", uid, "containers")
+        return self.root.joinpath("pods", component(uid), "containers")
+
+    def attempt(self, uid: str, container: str, number: int) -> Path:
+        """Holds the specification and the state of one attempt at a container."""
+        return self.containers_of(uid).joinpath(component(container), str(number))
+
+    def log_file(self, namespace: str, pod: str, uid: str, container: str, number: int) -> Path:
+        return self.logs.joinpath(component(f"{namespace}_{pod}_{uid}"), component(container), f"{number}.log")
 
     def plain_volume(self, uid: str, plugin: str, name: str) -> Path:
         """The directory of a secret, configMap, emptyDir and so on."""
-        return self.volumes_of(uid) / escaped(plugin) / name
+        return self.volumes_of(uid) / component(escaped(plugin)) / component(name)
 
     def csi_volume(self, uid: str, spec_name: str) -> Path:
         """Holds `mount` and `vol_data.json` of one pod's CSI volume."""
-        return self.root.joinpath("pods", uid, "volumes", _ESCAPED_CSI, spec_name)
+        return self.root.joinpath("pods", component(uid), "volumes", _ESCAPED_CSI, component(spec_name))
 
     def publish_target(self, uid: str, spec_name: str) -> Path:
-        return self.root.joinpath("pods", uid, "volumes", _ESCAPED_CSI, spec_name, "mount")
+        return self.root.joinpath("pods", component(uid), "volumes", _ESCAPED_CSI, component(spec_name), "mount")
 
     def staging(self, driver: str, handle: str) -> Path:
         """Holds `globalmount` and `vol_data.json` of a staged volume."""
-        return self.root.joinpath("plugins", CSI_PLUGIN, driver, hashlib.sha256(handle.encode()).hexdigest())
+        handle_hash = hashlib.sha256(handle.encode()).hexdigest()
+        return self.root.joinpath("plugins", CSI_PLUGIN, component(driver), handle_hash)
 
     def staging_target(self, driver: str, handle: str) -> Path:
         return self.staging(driver, handle) / "globalmount"
@@ -112,17 +107,17 @@ class NodeLayout:
 
     def block_data(self, spec_name: str) -> Path:
         """Holds `vol_data.json` of a block volume."""
-        return self.block_devices / spec_name / "data"
+        return self.block_devices / component(spec_name) / "data"
 
     def block_map(self, spec_name: str, uid: str) -> Path:
         """The device as a file, one for each pod."""
-        return self.block_devices / spec_name / "dev" / uid
+        return self.block_devices / component(spec_name) / "dev" / component(uid)
 
     def block_staging(self, spec_name: str) -> Path:
-        return self.block_devices / "staging" / spec_name
+        return self.block_devices / "staging" / component(spec_name)
 
     def block_publish(self, spec_name: str, uid: str) -> Path:
-        return self.block_devices / "publish" / spec_name / uid
+        return self.block_devices / "publish" / component(spec_name) / component(uid)
 
     def block_link(self, uid: str, spec_name: str) -> Path:
-        return self.devices_of(uid) / _ESCAPED_CSI / spec_name
+        return self.devices_of(uid) / _ESCAPED_CSI / component(spec_name)

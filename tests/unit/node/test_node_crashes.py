@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from moorage.node.layout import PodUid, VolumeName
+from moorage.kube.volumes import VolumeName
+from moorage.node.layout import PodUid
 from moorage.node.volumes.plan import plan_volume
 from moorage.node.volumes.state import (
     ActualPod,

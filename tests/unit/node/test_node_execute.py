@@ -2,7 +2,8 @@
 
 import pytest
 
-from moorage.node.layout import PodUid, VolumeName
+from moorage.kube.volumes import VolumeName
+from moorage.node.layout import PodUid
 from moorage.node.volumes.execute import VolumeExecutor
 from moorage.node.volumes.state import (
     ActualPod,

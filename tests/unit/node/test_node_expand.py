@@ -9,7 +9,8 @@ from moorage.csi.errors import CsiError
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError
 from moorage.kube.objects.core import PersistentVolumeClaim
-from moorage.node.layout import NodeLayout, PodUid, csi_volume_name
+from moorage.kube.volumes import csi_volume_name
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.volumes import rules
 from moorage.node.volumes.expand import Grower
 from moorage.node.volumes.plan import wants_growth

@@ -11,7 +11,8 @@ from msgspec import convert
 from moorage.kube.errors import ApiError
 from moorage.kube.objects.core import Node, PersistentVolumeClaim, Pod, Secret
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
-from moorage.node.layout import PodUid, attachment_name, csi_volume_name
+from moorage.kube.volumes import attachment_name, csi_volume_name
+from moorage.node.layout import PodUid
 from moorage.node.volumes import live_reads as module
 from moorage.node.volumes.claims import LiveClaims
 from moorage.node.volumes.live_reads import Fetch

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from moorage.node.layout import PodUid, VolumeName
+from moorage.kube.volumes import VolumeName
+from moorage.node.layout import PodUid
 from moorage.node.volumes.plan import PASSING, plan_volume
 from moorage.node.volumes.state import (
     ActualPod,

@@ -9,7 +9,8 @@ from moorage.csi.errors import CsiError
 from moorage.kube.objects.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim
 from moorage.kube.objects.meta import Meta
 from moorage.kube.objects.storage import CsiDriverSpec
-from moorage.node.layout import NodeLayout, PodUid, attachment_name, csi_volume_name, ephemeral_handle
+from moorage.kube.volumes import attachment_name, csi_volume_name, ephemeral_handle
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.plugins.versions import highest_usable
 from moorage.node.volumes import rules, wire
 from moorage.node.volumes.expand import Choice, decide

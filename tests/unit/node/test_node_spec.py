@@ -12,7 +12,8 @@ import pytest
 
 from moorage.host import hung_paths
 from moorage.kube.objects.core import ConfigMap, Pod, PodSecurityContext, PodVolume, Secret
-from moorage.node.layout import NodeLayout, PodUid, VolumeName
+from moorage.kube.volumes import VolumeName
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.pods import container_spec
 from moorage.node.pods.container_spec import BadContainer, SpecMaker, api_variables, expand, hostname_of, identity
 from moorage.node.runtime.sandbox import KEPT_CAPABILITIES

@@ -7,7 +7,8 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
-from moorage.node.layout import NodeLayout, PodUid, csi_volume_name
+from moorage.kube.volumes import csi_volume_name
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.plugins.registry import DriverMissing
 from moorage.node.serve import metrics
 from moorage.node.volumes.state import CsiSource, MountState, PlainSource, PodRef, VolumeUse

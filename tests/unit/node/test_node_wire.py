@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from moorage.csi import csi_pb2 as pb
-from moorage.node.layout import PodUid, csi_volume_name
+from moorage.kube.volumes import csi_volume_name
+from moorage.node.layout import PodUid
 from moorage.node.volumes import rules, wire
 from moorage.node.volumes.state import CsiSource, PodRef, VolumeUse
 

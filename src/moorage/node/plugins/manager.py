@@ -19,6 +19,7 @@ from moorage.node.plugins.csi_node import DriverNodeInfo, NodeDrivers
 from moorage.node.plugins.registry import DriverRegistry, RegisteredDriver
 from moorage.node.plugins.socket_watch import SocketIdentity, watch
 from moorage.node.plugins.versions import Version, highest_usable
+from moorage.node.safe_names import is_driver_name
 
 log = get_logger(__name__)
 
@@ -226,6 +227,8 @@ class PluginManager:
             raise Refused(f"plugin type {kind!r} is not served by this node; only CSIPlugin is")
         if not name:
             raise Refused("the plugin gave no name")
+        if not is_driver_name(name):  # it names directories
+            raise Refused(f"{name[:63]!r} is not a valid name for a CSI driver")
         best = highest_usable(versions)
         if best is None:
             raise Refused(f"driver {name} offers versions {', '.join(versions) or 'none'}; one of major 1 is needed")

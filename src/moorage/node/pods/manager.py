@@ -12,6 +12,7 @@ from moorage.node.layout import PodUid
 from moorage.node.pods.cleanup import find_containers, pod_directories, remove_attempt
 from moorage.node.pods.worker import PodWorker, Tools
 from moorage.node.runtime import RunningContainer
+from moorage.node.safe_names import is_uid
 
 log = get_logger(__name__)
 
@@ -67,6 +68,9 @@ class PodManager:
         if pod is None:
             return
         uid = PodUid(pod.uid)
+        if not is_uid(uid):  # it names directories
+            log.error("pod is ignored, its uid is not valid", pod=pod.key, uid=uid)
+            return
         is_new = uid not in self.workers
         if is_new and self._is_draining:
             return  # it is the next agent's, or nobody's: here it would be started and left running

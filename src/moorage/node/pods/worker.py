@@ -46,6 +46,7 @@ from moorage.node.runtime import (
     RunningContainer,
 )
 from moorage.node.runtime.cgroups import ContainerCgroups
+from moorage.node.safe_names import bad_names
 from moorage.node.volumes.manager import VolumeManager
 
 log = get_logger(__name__)
@@ -147,6 +148,8 @@ class PodWorker:
     # Forward.
 
     async def _advance(self, pod: Pod) -> float | None:
+        if self._refuses_names(pod):
+            return None
         if not self._is_prepared:
             self._prepare(pod)
         self._tell_unsupported(pod)
@@ -212,6 +215,15 @@ class PodWorker:
         for name, text in foreign_images(pod).items():
             self._tools.recorder.warning(_part(pod, name), "Failed", f"Failed to pull image: {text}")
 
+    def _refuses_names(self, pod: Pod) -> bool:
+        """Whether the pod has names that must not become paths. Nothing of it is started, whatever ran before."""
+        found = bad_names(pod)
+        for text in found:
+            if text not in self._unsupported_told:
+                self._unsupported_told.add(text)
+                self._tools.recorder.warning(pod, "InvalidName", f"{text}; nothing of this pod is started")
+        return bool(found)
+
     def _tell_unsupported(self, pod: Pod) -> None:
         for text in unsupported(pod):
             if text not in self._unsupported_told:
@@ -242,8 +254,8 @@ class PodWorker:
         except (BadContainer, ApiError, OSError) as error:
             self._not_created(pod, name, error)
             return
-        directory = tools.layout.containers_of(pod.uid).joinpath(name, str(number))
-        log_file = tools.layout.logs.joinpath(f"{pod.namespace}_{pod.name}_{pod.uid}", name, f"{number}.log")
+        directory = tools.layout.attempt(pod.uid, name, number)
+        log_file = tools.layout.log_file(pod.namespace, pod.name, pod.uid, name, number)
         container = RunningContainer(pod.uid, name, number, directory, log_file)
         attempts.append(container)
         owner = {"namespace": pod.namespace, "pod": pod.name, "streak": next_streak(last), "boot": boot_id()}

@@ -17,8 +17,9 @@ from moorage.kube.errors import ApiError
 from moorage.kube.objects.core import PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import ObjectReference, as_document, timestamp_text
 from moorage.kube.quantity import Quantity
+from moorage.kube.volumes import VolumeName
 from moorage.log import get_logger
-from moorage.node.layout import NodeLayout, VolumeName
+from moorage.node.layout import NodeLayout
 from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.volumes import rules, wire
 from moorage.node.volumes.driver_calls import driver_and_capabilities

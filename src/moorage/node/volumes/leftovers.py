@@ -13,8 +13,9 @@ from pathlib import Path
 from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
 from moorage.host.safe_remove import remove_empty, remove_empty_up_to
+from moorage.kube.names import CSI_PLUGIN
 from moorage.log import get_logger
-from moorage.node.layout import CSI_PLUGIN, NodeLayout, escaped
+from moorage.node.layout import NodeLayout, escaped
 from moorage.node.volumes.mounters import vol_data
 
 log = get_logger(__name__)

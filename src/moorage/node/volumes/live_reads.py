@@ -20,7 +20,8 @@ from moorage.kube.errors import ApiError
 from moorage.kube.objects.core import ConfigMap, Node, Pod, Secret, ServiceAccount
 from moorage.kube.objects.meta import SecretReference, seconds_of
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
-from moorage.node.layout import PodUid, attachment_name
+from moorage.kube.volumes import attachment_name
+from moorage.node.layout import PodUid
 from moorage.node.volumes import wire
 from moorage.node.volumes.claims import LiveClaims
 from moorage.node.volumes.rules import StepFailed

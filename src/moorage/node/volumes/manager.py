@@ -16,8 +16,9 @@ from pathlib import Path
 from moorage.host.threads import in_thread
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
+from moorage.kube.volumes import VolumeName
 from moorage.log import get_logger
-from moorage.node.layout import NodeLayout, PodUid, VolumeName
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import VolumeExecutor
 from moorage.node.volumes.expand import NOT_YET

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.host import mountinfo, mounts
+from moorage.kube.volumes import VolumeName, csi_volume_name
 from moorage.log import get_logger
-from moorage.node.layout import NodeLayout, PodUid, VolumeName, csi_volume_name, pod_volume_name, unescaped
+from moorage.node.layout import NodeLayout, PodUid, pod_volume_name, unescaped
 from moorage.node.volumes.mounters import vol_data
 from moorage.node.volumes.state import ActualPod, ActualVolume, CsiSource, MountState, PlainSource
 

@@ -8,7 +8,8 @@ Start reading at: `plan_volume`.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from moorage.node.layout import PodUid, VolumeName
+from moorage.kube.volumes import VolumeName
+from moorage.node.layout import PodUid
 from moorage.node.volumes.state import (
     STAGE,
     ActualVolume,

@@ -7,7 +7,8 @@ Start reading at: `Turns.take`.
 from collections import Counter
 from collections.abc import Iterator
 
-from moorage.node.layout import PodUid, VolumeName
+from moorage.kube.volumes import VolumeName
+from moorage.node.layout import PodUid
 
 
 class Turns:

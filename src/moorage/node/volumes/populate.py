@@ -14,7 +14,9 @@ from moorage.kube.objects.meta import SecretReference
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.kube.quantity import Quantity
 from moorage.kube.selectors import node_matches
-from moorage.node.layout import PodUid, VolumeName, csi_volume_name, ephemeral_handle, pod_volume_name
+from moorage.kube.volumes import VolumeName, csi_volume_name, ephemeral_handle
+from moorage.node.layout import PodUid, pod_volume_name
+from moorage.node.safe_names import check_driver, check_volume
 from moorage.node.volumes.mounters.builtin import OF_OBJECTS, PlainBody, plugin_of
 from moorage.node.volumes.rules import mount_label
 from moorage.node.volumes.state import CsiSource, PlainSource, PodRef, VolumeUse
@@ -122,6 +124,7 @@ def _referenced(pod: Pod) -> tuple[set[str], set[str]]:
 
 
 def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> VolumeUse:
+    check_volume("volume", volume.name)
     if volume.csi is not None:
         return _inline(pod, volume, lookup, sync_s)
     if volume.persistent_volume_claim is not None or volume.ephemeral is not None:
@@ -147,6 +150,7 @@ def _use(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> VolumeUs
 def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> VolumeUse:
     csi = volume.csi
     assert csi is not None
+    check_driver(csi.driver)
     secret = csi.node_publish_secret_ref
     source = CsiSource(
         driver=csi.driver,
@@ -183,6 +187,8 @@ def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Volu
         raise NotUsable(
             f"volume {pv.name} is not a CSI volume; this node agent mounts no other kind of PersistentVolume"
         )
+    check_volume("PersistentVolume", pv.name)
+    check_driver(csi.driver)
     node = lookup.node()
     affinity = pv.spec.node_affinity
     if node is not None and affinity is not None and not node_matches(affinity.required, node.labels, node.name):

@@ -11,7 +11,8 @@ from enum import Enum
 from typing import Any
 
 from moorage.kube.objects.meta import SecretReference
-from moorage.node.layout import PodUid, VolumeName
+from moorage.kube.volumes import VolumeName
+from moorage.node.layout import PodUid
 
 BACKOFF_START_S = 0.5
 BACKOFF_MAX_S = 122.0

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
+from moorage.kube.volumes import VolumeName
 from moorage.log import get_logger
-from moorage.node.layout import NodeLayout, PodUid, VolumeName
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.volumes import rules
 from moorage.node.volumes.manager import VolumeManager

@@ -7,7 +7,8 @@ import pytest
 
 from moorage.host import loop, mountinfo, mounts
 from moorage.host.safe_remove import remove_tree
-from moorage.node.layout import NodeLayout, PodUid, csi_volume_name
+from moorage.kube.volumes import csi_volume_name
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.plugins.registry import DriverRegistry, RegisteredDriver
 from moorage.node.volumes import wire
 from moorage.node.volumes.execute import VolumeExecutor

@@ -14,8 +14,9 @@ from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
 from moorage.host.safe_remove import remove_empty, remove_empty_up_to
 from moorage.host.threads import in_thread
+from moorage.kube.volumes import attachment_name
 from moorage.log import get_logger
-from moorage.node.layout import NodeLayout, PodUid, attachment_name
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.volumes import rules, wire
 from moorage.node.volumes.driver_calls import Undone, call, clearing_after, confirming, driver_and_capabilities

@@ -16,8 +16,10 @@ from moorage.host import mountinfo, mounts
 from moorage.host.hung_paths import DoesNotAnswer, probe
 from moorage.host.safe_remove import remove_empty, remove_empty_tree
 from moorage.host.threads import in_thread
+from moorage.kube.names import CSI_PLUGIN
+from moorage.kube.volumes import attachment_name
 from moorage.log import get_logger
-from moorage.node.layout import CSI_PLUGIN, NodeLayout, PodUid, attachment_name
+from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.volumes import rules, wire
 from moorage.node.volumes.driver_calls import (

@@ -61,6 +61,8 @@ def _by_parts(files: Mapping[str, File]) -> dict[PathParts, File]:
 def _parts(path: str) -> PathParts:
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise InvalidRequest(f"{_shortened(path)!r} is longer than {_LONGEST_PATH} bytes")
+    if "\0" in path:
+        raise InvalidRequest(f"{_shortened(path)!r} contains a zero byte")
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if not parts or path.startswith("/") or parts[0].startswith("..") or ".." in parts:
         raise InvalidRequest(f"{_shortened(path)!r} is no path that a volume's file can have")
