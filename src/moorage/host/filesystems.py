@@ -154,6 +154,20 @@ def _is_clean_ext4(device: str | Path) -> bool:
     return bool(state & 1) and not state & 2 and not needs_recovery
 
 
+def grow_or_postpone(device: str | Path, fstype: str, mountpoint: str | Path | None) -> bool:
+    """Grow as `grow` does. Raises CannotGrow if this process may not grow a mounted filesystem."""
+    try:
+        return grow(device, fstype, mountpoint)
+    except CommandFailed as failed:
+        if mountpoint is None or "Permission denied" not in failed.stderr:
+            raise
+        # Growing a mounted ext4 is the one thing here that needs more than CAP_SYS_ADMIN.
+        raise CannotGrow(
+            f"the {fstype} on {device} cannot be grown while mounted: this process lacks CAP_SYS_RESOURCE; "
+            "it is grown when the volume is staged next"
+        ) from failed
+
+
 def _grow_ext4(device: str | Path) -> None:
     try:
         run(["resize2fs", device], timeout_s=_CHECK_TIMEOUT_S)

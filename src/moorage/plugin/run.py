@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from moorage.csi import csi_pb2_grpc
+from moorage.csi.http_endpoint import HttpEndpoint
 from moorage.csi.metrics import CallMetrics
 from moorage.csi.server import CsiServer
 from moorage.log import get_logger
 from moorage.plugin.context import PluginContext
-from moorage.plugin.http import HttpEndpoint
 from moorage.plugin.metrics import copy_metrics, pool_metrics
 from moorage.plugin.node import ephemeral, recovery
 from moorage.plugin.node.tuning import keep_limits

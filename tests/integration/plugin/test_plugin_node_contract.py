@@ -7,9 +7,8 @@ from tests.support.plugin_caller import MIB, Caller, Mode, block, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
-from moorage.host import loop, mountinfo, mounts
+from moorage.host import filesystems, loop, mountinfo, mounts
 from moorage.host.errors import CannotGrow
-from moorage.plugin.node import staging
 from moorage.plugin.run import serve
 from moorage.plugin.settings import PluginSettings
 
@@ -140,7 +139,7 @@ async def test_a_stage_is_repeated_also_where_its_filesystem_cannot_grow_now(nod
 
     await node.expand(volume, 96 * MIB)
     with monkeypatch.context() as patched:
-        patched.setattr(staging, "grow_filesystem", refuse)
+        patched.setattr(filesystems, "grow_or_postpone", refuse)
         await node.stage(volume)
     (target / "file").write_text("still writable")
     assert "ro" not in mountinfo.mount_at(node.staging(volume)).options

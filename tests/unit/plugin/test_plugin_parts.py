@@ -6,11 +6,11 @@ import os
 
 import pytest
 
+from moorage.csi.http_endpoint import HttpEndpoint
 from moorage.csi.metrics import CallMetrics
 from moorage.errors import InvalidRequest, UsageError
 from moorage.host.targets import Target, TargetRefused, check_path
 from moorage.plugin.access import Access, AccessMode, why_inconsistent, why_unsupported
-from moorage.plugin.http import HttpEndpoint
 from moorage.plugin.io_limits import IoCgroups, IoLimits, LimitsUnsupported, pod_uid_from
 from moorage.plugin.node.observe import vfs_words, wanted_words
 from moorage.plugin.node.tuning import volume_id_behind

@@ -5,10 +5,9 @@ Start reading at: `expand_on_node`.
 """
 
 import os
-from pathlib import Path
 
 from moorage.host import filesystems, loop
-from moorage.host.errors import CannotGrow, CommandFailed
+from moorage.host.errors import CannotGrow
 from moorage.host.mountinfo import Mount
 from moorage.plugin.node.observe import NodeVolume, observe
 from moorage.storage.errors import SizeOutOfRange
@@ -36,22 +35,8 @@ def expand_on_node(volume: NodeVolume, path: str, required_bytes: int, limit_byt
                 f"the {mount.fstype} of volume {volume.volume_id} is mounted read-only and cannot be grown so; "
                 "it is grown when the volume is staged for writing next"
             )
-        grow_filesystem(device_path, mount.fstype, writable.target)
+        filesystems.grow_or_postpone(device_path, mount.fstype, writable.target)
     return size
-
-
-def grow_filesystem(device: str | Path, fstype: str, mountpoint: str | Path | None) -> bool:
-    """Grow to the device's size; CannotGrow when that has to wait for the next stage."""
-    try:
-        return filesystems.grow(device, fstype, mountpoint)
-    except CommandFailed as failed:
-        if mountpoint is None or "Permission denied" not in failed.stderr:
-            raise
-        # Growing a mounted ext4 is the one thing here that needs more than CAP_SYS_ADMIN.
-        raise CannotGrow(
-            f"the {fstype} on {device} cannot be grown while mounted: this process lacks CAP_SYS_RESOURCE; "
-            "it is grown when the volume is staged next"
-        ) from failed
 
 
 def _writable(mount: Mount, others: tuple[Mount, ...]) -> Mount:

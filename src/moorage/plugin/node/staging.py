@@ -27,7 +27,6 @@ from moorage.plugin.node.errors import (
     StillPublished,
     WrongContent,
 )
-from moorage.plugin.node.expansion import grow_filesystem
 from moorage.plugin.node.observe import (
     NodeVolume,
     VolumeOnHost,
@@ -146,7 +145,7 @@ def _finish_staged(volume: NodeVolume, target: Target, mount: Mount) -> StageRep
         return StageReport()
     grown = False
     try:
-        grown = grow_filesystem(_source(mount), mount.fstype, target.path)
+        grown = filesystems.grow_or_postpone(_source(mount), mount.fstype, target.path)
     except CannotGrow as error:  # it is staged, only not as large as it will be
         log.warning("a staged filesystem did not grow", volume=volume.volume_id, error=str(error))
     return StageReport(grown=grown)
@@ -161,7 +160,11 @@ def _mount_filesystem(
     if not device.read_only and not is_mounted:
         repaired = filesystems.check(device.path, fstype).repaired
         # ext4 grows best before its mount; the others can only grow after it.
-        grown = fstype == "ext4" and not access.mode.is_read_only and grow_filesystem(device.path, fstype, None)
+        grown = (
+            fstype == "ext4"
+            and not access.mode.is_read_only
+            and filesystems.grow_or_postpone(device.path, fstype, None)
+        )
     if repaired:
         log.warning("a filesystem was repaired before its mount", volume=volume.volume_id, filesystem=fstype)
     target.ensure_directory(_FIELD)
@@ -172,7 +175,7 @@ def _mount_filesystem(
     failpoints.reached("stage.mounted")
     _verified(volume, target, device)
     if not read_only:
-        grown = grow_filesystem(device.path, fstype, target.path) or grown
+        grown = filesystems.grow_or_postpone(device.path, fstype, target.path) or grown
     return StageReport(formatted, repaired, grown, device.direct_io)
 
 
