@@ -359,6 +359,128 @@ async def test_a_plugin_may_give_a_certificate(fake, authority, tmp_path):
     await api.stop()
 
 
+ASKED = """
+import json, os, sys, pathlib
+info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+pathlib.Path(sys.argv[1]).write_text(json.dumps({"info": info, "stdin": sys.stdin.read()}))
+print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "status": {"token": "t"}}))
+"""
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+@pytest.mark.parametrize("provides", [True, False])
+async def test_a_plugin_learns_of_the_cluster_if_asked_to_and_gets_no_input(
+    fake, authority, tmp_path, version, provides
+):
+    api = await fake().start(tls=serving(authority, tmp_path))
+    user = exec_user(tmp_path)
+    api_version = f"client.authentication.k8s.io/{version}"
+    user["exec"] |= {"apiVersion": api_version, "provideClusterInfo": provides, "interactiveMode": "IfAvailable"}
+    (tmp_path / "plugin.py").write_text(ASKED)
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}
+    cluster = {"certificate-authority": "ca.crt", "extensions": [extension, {"name": "other", "extension": 1}]}
+    server = f"https://127.0.0.1:{api.port}"
+    async with Client(config.load(str(write(tmp_path / "config", server, user, **cluster)))) as client:
+        await client.list(ConfigMap)
+    asked = json.loads((tmp_path / "count").read_text())
+    expected = {"interactive": False}
+    if provides:
+        info = {"server": server, "certificate-authority-data": text(authority.pem), "config": {"audience": "x"}}
+        expected["cluster"] = info
+    assert asked == {"info": {"apiVersion": api_version, "kind": "ExecCredential", "spec": expected}, "stdin": ""}
+    await api.stop()
+
+
+async def test_a_plugin_without_an_expiry_runs_again_only_when_refused(fake, tmp_path):
+    async with fake() as api:
+        path = write(tmp_path / "config", api.config.server, exec_user(tmp_path))
+        loaded = config.load(str(path))
+        await loaded.token()
+        loaded.token._clock = lambda: 1e12  # much later
+        await loaded.token()
+        assert (tmp_path / "count").read_text() == "1"
+        loaded.token.expire()
+        assert await loaded.token() == "token-2-x"
+
+
+async def test_a_plugin_is_found_beside_its_kubeconfig(fake, tmp_path):
+    async with fake() as api:
+        user = exec_user(tmp_path)
+        (tmp_path / "bin").mkdir()
+        script = tmp_path / "bin" / "plugin"
+        script.write_text(f"#!{sys.executable}\n{PLUGIN}")
+        script.chmod(0o755)
+        user["exec"] |= {"command": "bin/plugin", "args": [str(tmp_path / "count")]}
+        loaded = config.load(str(write(tmp_path / "config", api.config.server, user)))
+        assert await loaded.token() == "token-1-x"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"command": "surely-not-installed", "installHint": "Get it at the shop."}, "is not installed. Get it at the"),
+        ({"args": ["-c", "import sys; sys.exit('no login')"]}, "ended with code 1: no login"),
+        ({"args": ["-c", 'print(\'{"kind": "ExecCredential", "apiVersion": "other"}\')']}, "another version"),
+    ],
+)
+async def test_what_is_wrong_with_a_plugin_is_said(tmp_path, change, complaint):
+    user = exec_user(tmp_path)
+    user["exec"] |= change
+    loaded = config.load(str(write(tmp_path / "config", "https://127.0.0.1:1", user)))
+    with pytest.raises(Unauthorized, match=complaint):
+        await loaded.token()
+
+
+async def test_what_a_plugin_printed_is_in_no_error(tmp_path):
+    for printed in ("secret-token", '{"kind": "ExecCredential", "status": {"token": "secret-token"}}'):
+        user = exec_user(tmp_path)
+        user["exec"]["args"] = ["-c", f"print({printed!r})"]
+        loaded = config.load(str(write(tmp_path / "config", "https://127.0.0.1:1", user)))
+        with pytest.raises(Unauthorized) as caught:
+            await loaded.token()
+        assert "secret-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"interactiveMode": "Always"}, "always needs a terminal"),
+        ({"apiVersion": "client.authentication.k8s.io/v1alpha1"}, "supported are"),
+        ({"command": ""}, "names no command"),
+        ({"env": {"A": "b"}}, "is no list of names"),
+        ({"env": [{"value": "b"}]}, "is no list of names"),
+    ],
+)
+def test_a_plugin_that_cannot_work_here_is_refused_at_once(tmp_path, change, complaint):
+    user = exec_user(tmp_path)
+    user["exec"] |= change
+    with pytest.raises(UsageError, match=complaint):
+        config.load(str(write(tmp_path / "config", "https://127.0.0.1:1", user)))
+
+
+async def test_a_new_certificate_of_a_plugin_is_shown_on_new_connections(fake, authority, tmp_path):
+    api = await fake().start(tls=serving(authority, tmp_path, demand=True))
+    user = exec_user(tmp_path)
+    user["exec"]["args"] = ["-c", f"print(open({str(tmp_path / 'answer')!r}).read())"]
+
+    def answer(name):
+        certificate, key = authority.pair(name)
+        status = {"clientCertificateData": certificate.decode(), "clientKeyData": key.decode()}
+        document = {"apiVersion": user["exec"]["apiVersion"], "kind": "ExecCredential", "status": status}
+        (tmp_path / "answer").write_text(json.dumps(document))
+
+    answer("first")
+    where = {"certificate-authority": "ca.crt"}
+    path = write(tmp_path / "config", f"https://127.0.0.1:{api.port}", user, **where)
+    async with Client(config.load(str(path))) as client:
+        await client.list(ConfigMap)
+        answer("second")
+        api.accept_name = "second"
+        await client.list(ConfigMap)
+    assert api.names == ["first", "first", "second"]
+    await api.stop()
+
+
 async def test_several_kubeconfigs_are_one_and_each_has_its_own_paths(fake, tmp_path, monkeypatch):
     async with fake() as api:
         for name in ("one", "two"):

@@ -1,13 +1,11 @@
-"""Where the API server is and how to prove who we are: kubeconfig, in-cluster account, or plain values.
+"""Where the API server is, and our credentials for it: a kubeconfig, the in-cluster account, or plain values.
 
-Owns: `ApiConfig` and the ways to make one. The `kubernetes` package is imported only for a kubeconfig user that
-needs an exec plugin.
+Owns: `ApiConfig` and the ways to create one, and credentials that change: tokens, certificates, credential plugins.
 Start reading at: `load`.
 """
 
 import asyncio
 import base64
-import importlib.util
 import os
 import ssl
 import tempfile
@@ -15,13 +13,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
 from moorage.errors import UsageError
+from moorage.kube.api.exec_plugin import ExecPlugin, PluginFailed
 from moorage.kube.errors import Unauthorized
-from moorage.kube.objects.meta import seconds_of
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -120,7 +118,7 @@ class ApiConfig:
     unix_socket: str | None = None
     user_agent: str = field(default="moorage")
     authority: bytes | None = None
-    pair: RenewablePair | None = None  # what `tls` shows of us, if that is in files
+    pair: "RenewablePair | ExecPair | None" = None  # the client certificate in `tls`, if it may change
 
 
 def load(kubeconfig: str | None = None, context: str | None = None) -> ApiConfig:
@@ -167,13 +165,14 @@ def from_kubeconfig(path: Path, context: str | None = None, *more: Path) -> ApiC
         pair = _shown(tls, user, path.parent) if tls is not None else None
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError, a bad base64 a ValueError
         raise UsageError(f"kubeconfig {path}: certificates of context {chosen!r}: {error}") from error
-    token = _token_from(user, cluster, path, chosen, tls)
+    token, exec_pair = _exec_from(user, cluster, path, tls)
+    token = token or _token_from(user, path)
     namespace = str(entry.get("namespace") or "default")
     if server.startswith("unix://"):
         return ApiConfig("http://localhost", None, token, namespace, unix_socket=server.removeprefix("unix://"))
     is_named = cluster.get("certificate-authority-data") or cluster.get("certificate-authority")
     authority = _authority_in(tls) if tls is not None and is_named else None
-    return ApiConfig(server.rstrip("/"), tls, token, namespace, authority=authority, pair=pair)
+    return ApiConfig(server.rstrip("/"), tls, token, namespace, authority=authority, pair=pair or exec_pair)
 
 
 def from_values(server: str, token: str = "", ca_file: str | None = None, verify: bool = True) -> ApiConfig:
@@ -206,76 +205,68 @@ def token_file(path: Path, clock: Callable[[], float] = time.time) -> TokenSourc
     return RenewableToken(read, clock)
 
 
-def _exec_token(user: dict[str, Any], cluster: dict[str, Any], folder: Path, tls: ssl.SSLContext | None) -> TokenSource:
-    """Credentials from a plugin program, run through the official package; a certificate goes into `tls`."""
-
-    def ask() -> dict[str, Any]:
-        from kubernetes.config import exec_provider, kube_config  # heavy: only those who need it pay for it
-
-        run, node = cast(Any, exec_provider.ExecProvider), cast(Any, kube_config.ConfigNode)
-        provider = run(node("exec", user["exec"]), str(folder), node("cluster", dict(cluster)))
-        return dict(provider.run())
+def _exec_token(plugin: ExecPlugin, pair: "ExecPair") -> TokenSource:
+    """A token from a credential plugin; the certificate that it may give is loaded into the TLS context."""
 
     async def read() -> tuple[str, float | None]:
         try:
-            status = await asyncio.to_thread(ask)
-        except Exception as error:  # the program, its output and the package may fail in any way
-            raise Unauthorized(401, "NoToken", f"credential plugin {user['exec'].get('command')!r}: {error}") from error
-        certificate, key = status.get("clientCertificateData"), status.get("clientKeyData")
-        if certificate and key and tls is not None:
-            _load_pair(tls, certificate.encode(), key.encode())
-        elif not status.get("token"):
-            raise Unauthorized(401, "NoToken", f"credential plugin {user['exec'].get('command')!r} gave no credentials")
-        return str(status.get("token") or ""), seconds_of(status.get("expirationTimestamp"))
+            given = await asyncio.to_thread(plugin.run)
+            if given.certificate:
+                pair.take(given.certificate, given.key)
+        except (PluginFailed, OSError) as error:  # ssl.SSLError is an OSError
+            raise Unauthorized(401, "NoToken", str(error)) from error
+        return given.token, given.expires
 
     return RenewableToken(read, time.time)
 
 
-def _provider_token(path: Path, context: str) -> TokenSource:
-    """A token from one of the old built-in providers, through the official package."""
+class ExecPair:
+    """The client certificate that a credential plugin gave."""
 
-    def ask() -> str:
-        from kubernetes import config as official  # heavy, as above
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
+        self._shown = ("", "")
+        self._version = 0
 
-        make_loader: Any = official.kube_config._get_kube_config_loader
-        loader = make_loader(filename=str(path), active_context=context)
-        if not loader._load_auth_provider_token():
-            raise ValueError("no token")
-        return str(loader.token).removeprefix("Bearer ").strip()
+    def take(self, certificate: str, key: str) -> None:
+        """Load the pair, if it has changed. Raises PluginFailed if it cannot be loaded or used."""
+        if (certificate, key) == self._shown:
+            return
+        if self._tls is None:
+            raise PluginFailed("a credential plugin gave a certificate, but the server is not spoken to over TLS")
+        _load_pair(self._tls, certificate.encode(), key.encode())
+        self._shown = (certificate, key)
+        self._version += 1
 
-    async def read() -> tuple[str, float | None]:
-        try:
-            return await asyncio.to_thread(ask), None
-        except Exception as error:  # as above
-            raise Unauthorized(401, "NoToken", f"kubeconfig {path}: auth provider of {context!r}: {error}") from error
+    def version(self) -> int:
+        """Return a number that changes with the pair: connections from before still show the old one."""
+        return self._version
 
-    return RenewableToken(read, time.time)
+    def expire(self) -> None:
+        """Do nothing: the plugin runs again when its credentials expire or the server refuses them."""
 
 
-def _token_from(
-    user: dict[str, Any], cluster: dict[str, Any], path: Path, context: str, tls: ssl.SSLContext | None
-) -> TokenSource | None:
+def _exec_from(
+    user: dict[str, Any], cluster: dict[str, Any], path: Path, tls: ssl.SSLContext | None
+) -> tuple[TokenSource | None, ExecPair | None]:
+    if not isinstance(user.get("exec"), dict) or user.get("tokenFile") or user.get("token"):
+        return None, None
+    pair = ExecPair(tls)
+    return _exec_token(ExecPlugin(user["exec"], cluster, path.parent, f"kubeconfig {path}"), pair), pair
+
+
+def _token_from(user: dict[str, Any], path: Path) -> TokenSource | None:
     if user.get("tokenFile"):
         return token_file(path.parent / str(user["tokenFile"]))
     if user.get("token"):
         return fixed_token(str(user["token"]))
-    if user.get("exec"):
-        _check_official_client(path, f"runs {user['exec'].get('command')!r} to log in")
-        return _exec_token(user, cluster, path.parent, tls)
-    if user.get("auth-provider"):
-        _check_official_client(path, f"logs in through {user['auth-provider'].get('name')!r}")
-        return _provider_token(path, context)
-    return None
-
-
-def _check_official_client(path: Path, what: str) -> None:
-    """Only such logins need the official package, and the container image leaves it out."""
-    if importlib.util.find_spec("kubernetes") is None:
+    if user.get("auth-provider") and not user.get("exec"):
         raise UsageError(
-            f"kubeconfig {path}: its user {what}, which needs the Python package `kubernetes`, and that is not "
-            "installed here (the container image has none): use a kubeconfig with a token or certificate, or the "
-            "account of the pod"
+            f"kubeconfig {path}: its user logs in through the auth provider "
+            f"{user['auth-provider'].get('name')!r}; Moorage supports credential plugins (exec), tokens and "
+            "certificates: replace the auth provider with the plugin that follows it, such as kubelogin for oidc"
         )
+    return None
 
 
 def _tls_from(cluster: dict[str, Any], folder: Path) -> ssl.SSLContext:
