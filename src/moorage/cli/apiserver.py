@@ -5,14 +5,13 @@ would stay in the server's memory.
 May not touch: anything but `moorage.apiserver.run`.
 """
 
-import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moorage.apiserver.run import ApiServer, Config
+from moorage.process import stop_event
 
 app = typer.Typer()
 
@@ -58,10 +57,7 @@ def _port(text: str) -> int:
 
 
 async def _serve(config: Config) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     server = ApiServer(config)
     await server.start()
     typer.echo(f"Serving {server.url}")

@@ -1,7 +1,6 @@
 """`moorage controllers`: the cluster-side controllers, by name or all of them, against any Kubernetes API."""
 
 import asyncio
-import signal
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from moorage.kube.api.client import Client
 from moorage.kube.api.config import load
 from moorage.kube.control.probes import address_from
 from moorage.log import get_logger
+from moorage.process import run_until_signal
 
 log = get_logger(__name__)
 app = typer.Typer()
@@ -80,11 +80,7 @@ def controllers(
 
 async def _until_stopped(kubeconfig: str | None, qps: float, burst: int, settings: ControllerSettings) -> None:
     async with Client(load(kubeconfig), qps=qps, burst=burst, identity="moorage-controllers") as client:
-        working = asyncio.create_task(run(client, settings), name="controllers")
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, working.cancel)
         try:
-            await working
+            await run_until_signal(run(client, settings))
         except asyncio.CancelledError:
             log.info("controllers stopped", reason="signal")

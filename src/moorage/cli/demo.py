@@ -1,9 +1,7 @@
 """`moorage demo`: one volume through its life, on a cluster that is gone afterwards."""
 
 import asyncio
-import signal
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,6 +11,7 @@ from moorage import log
 from moorage.cli import show
 from moorage.cli.show import Output
 from moorage.cluster.demo import Demo, DemoStep
+from moorage.process import run_until_signal
 
 app = typer.Typer()
 
@@ -33,20 +32,12 @@ def demo(
             _print(step, brief)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_play(on_step))
+        runner.run(run_until_signal(Demo(on_step).play()))
     if as_json:
         show.json_out(steps)
     else:
         show.say()
         show.say(("green", f"All {len(steps)} steps did what they promised"), f", in {time.monotonic() - began:.1f} s.")
-
-
-async def _play(on_step: Callable[[DemoStep], None]) -> None:
-    playing = asyncio.ensure_future(Demo(on_step).play())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, playing.cancel)
-    await playing
 
 
 def _print(step: DemoStep, brief: bool) -> None:

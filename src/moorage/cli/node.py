@@ -6,7 +6,6 @@ Paths come as text: a conversion by Typer would load pydantic, a sixth of what a
 
 import asyncio
 import gc
-import signal
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from moorage.errors import UsageError
 from moorage.kube.api import config as kube_config
 from moorage.node.config import DRAIN, KEEP, REMOVE, AgentConfig
 from moorage.node.run import run
+from moorage.process import stop_event
 
 app = typer.Typer()
 
@@ -77,10 +77,7 @@ def node(
 
 
 async def _until_signal(settings: AgentConfig) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     await run(settings, stop)
 
 

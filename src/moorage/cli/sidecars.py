@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from moorage.cli import show
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import load
 from moorage.log import get_logger
+from moorage.process import run_until_signal
 from moorage.sidecars.driver import DriverConnection
 from moorage.sidecars.flags import help_text, parse
 from moorage.sidecars.lost_node import carry_out, plan
@@ -82,11 +82,7 @@ async def _take_over(settings: SidecarSettings, around: Environment) -> None:
 
 
 async def _until_stopped(wanted: WantedRoles) -> None:
-    working = asyncio.create_task(run(wanted), name="sidecars")
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, working.cancel)
     try:
-        await working
+        await run_until_signal(run(wanted))
     except asyncio.CancelledError:
         log.info("sidecars stopped", reason="signal")

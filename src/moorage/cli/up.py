@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shlex
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from moorage.cluster.settings import UpSettings
 from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolumeClaim, Pod
 from moorage.kube.quantity import bytes_of
+from moorage.process import stop_event
 
 app = typer.Typer()
 
@@ -71,10 +71,7 @@ def up(
 
 
 async def _up(settings: UpSettings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     cluster = Cluster(settings)
     try:
         report = await cluster.start()

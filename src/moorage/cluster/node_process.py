@@ -6,7 +6,6 @@ Start reading at: `main`.
 """
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from moorage import log
 from moorage.kube.api import config as kube_config
 from moorage.node import config as node_config
 from moorage.node import run as node_agent
+from moorage.process import stop_event
 from moorage.sidecars import run as sidecars
 from moorage.sidecars.roles import Role
 from moorage.sidecars.settings import Environment, SidecarSettings
@@ -46,10 +46,7 @@ def main() -> None:
 
 async def run(config: WorkerConfig) -> None:
     """Run until SIGTERM; then pods end, volumes are unmounted, and the sidecars stop last."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     api = kube_config.from_kubeconfig(Path(config.kubeconfig))
     agent = node_config.AgentConfig(
         node_name=config.node,

@@ -52,6 +52,7 @@ from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.state import CsiSource, StepOutcome, VolumeAction, VolumeUse
 from moorage.node.volumes.state import MountVolume as Mount
 from moorage.node.volumes.stats import VolumeStats
+from moorage.process import run_unless
 
 log = get_logger(__name__)
 
@@ -217,7 +218,7 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
         ]
         agent.subscribe()
         is_drained = False  # nothing can be, before the pods are known
-        if await _unless_stopped(_all_heard(agent, informers, node, plugins), stop):
+        if await run_unless(stop, _all_heard(agent, informers, node, plugins)):
             agent.pods.begin()
             running.append(tasks.create_task(agent.pods.run(), name="pods"))
             await asyncio.sleep(0)  # every worker says what it wants before anything is unmounted
@@ -272,26 +273,11 @@ async def _first_wishes(agent: Agent) -> None:
                     log.warning("volumes of a pod cannot be made out yet", pod=pod.key, reason=str(error))
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:
-    """Whether the work was done; it is given up when the agent is asked to stop, whatever it waits for."""
-    working = asyncio.create_task(work, name="starting")
-    stopping = asyncio.create_task(stop.wait(), name="stop while starting")
-    try:
-        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working
-        return working.done()
-    finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.gather(working, stopping, return_exceptions=True)
-
-
 async def _patiently(what: str, act: Callable[[], Coroutine[Any, Any, object]], stop: asyncio.Event) -> None:
     delay_s = 0.2
     while not stop.is_set():
         try:
-            await _unless_stopped(act(), stop)
+            await run_unless(stop, act())
             return
         except MoorageError as error:
             log.warning(what, reason=str(error), seconds=delay_s)

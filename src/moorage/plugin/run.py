@@ -6,7 +6,6 @@ Start reading at: `serve`.
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from moorage.plugin.services.identity import IdentityService
 from moorage.plugin.services.metadata import MetadataService
 from moorage.plugin.services.node import NodeService
 from moorage.plugin.settings import DEFAULT_POOL, PluginSettings
+from moorage.process import stop_event
 from moorage.storage import Pool, PoolConfig, Pools, PoolScope
 
 log = get_logger(__name__)
@@ -32,10 +32,7 @@ log = get_logger(__name__)
 
 async def run(settings: PluginSettings, ready: Callable[[], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; running operations are let finish."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     async with serve(settings):
         if ready is not None:
             ready()

@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +20,7 @@ from moorage.csi.inflight import InFlight
 from moorage.csi.metrics import CallMetrics
 from moorage.csi.server import CsiServer
 from moorage.errors import MoorageError, UsageError
+from moorage.process import stop_event
 from moorage.sdk.controller import ControllerService
 from moorage.sdk.driver import Driver, Environment
 from moorage.sdk.groups import GroupService, MetadataService
@@ -108,9 +108,7 @@ def main(driver: Driver, argv: Sequence[str] | None = None) -> None:
 
 
 async def _run(driver: Driver, given: argparse.Namespace, environment: Environment) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_event()
     async with serve(driver, given.endpoint, environment, http_endpoint=given.http_endpoint):
         await stop.wait()
 

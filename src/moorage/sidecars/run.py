@@ -20,6 +20,7 @@ from moorage.kube.control.election import ElectionConfig, Elector, LeadershipLos
 from moorage.kube.errors import ApiError, Forbidden
 from moorage.kube.objects import CSIDriver
 from moorage.log import get_logger
+from moorage.process import first_of
 from moorage.sidecars.attacher.run import Attacher
 from moorage.sidecars.capacity.run import CapacityPublisher
 from moorage.sidecars.context import RoleContext, RoleTask
@@ -109,7 +110,7 @@ class _Process:
             tasks.append(asyncio.create_task(self._keep_running((Role.REGISTRAR,)), name=Role.REGISTRAR))
         if not self._wanted.roles or needs_api(self._wanted.roles):
             tasks.append(asyncio.create_task(self._discover_and_run(stack), name="roles"))
-        await _first_of(tasks)
+        await first_of(tasks)
 
     async def _discover_and_run(self, stack: AsyncExitStack) -> None:
         await self._driver.discover(ask_node=self._settings.node_deployment)
@@ -119,7 +120,7 @@ class _Process:
         self._standing.expect(roles)
         groups = _sharing_leases(roles) if self._settings.leader_election else [(role,) for role in sorted(roles)]
         if groups:
-            await _first_of([asyncio.create_task(self._keep_running(group), name=group[0]) for group in groups])
+            await first_of([asyncio.create_task(self._keep_running(group), name=group[0]) for group in groups])
         else:
             await self._driver.wait_lost()
 
@@ -271,18 +272,6 @@ class _Process:
 
 async def _not_registering() -> tuple[int, str]:
     return 500, "the driver has not said its name yet, so it is not registered"
-
-
-async def _first_of(tasks: list[asyncio.Task[None]]) -> None:
-    """Return or raise as the first of the tasks that ends; the others are cancelled and awaited."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _sharing_leases(roles: frozenset[Role]) -> list[tuple[Role, ...]]:

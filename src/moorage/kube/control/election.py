@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from moorage.kube.errors import AlreadyExists, ApiError, Conflict, NotFound, Una
 from moorage.kube.objects.core import Lease, LeaseSpec
 from moorage.kube.objects.meta import micro_timestamp_text
 from moorage.log import get_logger
+from moorage.process import first_of
 
 log = get_logger(__name__)
 
@@ -76,21 +77,16 @@ class Elector:
         self._renewed_at = 0.0  # when the last successful renewal was sent: others count from then at the earliest
         self.is_leader = False
 
-    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Wait to become leader, run `work`, keep the lease meanwhile; LeadershipLost when it slips away."""
         metrics.set_master(self._config.name, False)
         await self._acquire()
         log.info("leading", lease=self._config.name, identity=self._config.identity)
-        working = asyncio.ensure_future(work())
+        working = asyncio.create_task(work(), name=f"lead-{self._config.name}")
         renewing = asyncio.create_task(self._renew_forever(), name=f"renew-{self._config.name}")
         try:
-            done, _ = await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await first_of([working, renewing])
         finally:
-            for task in (working, renewing):
-                task.cancel()
-            await asyncio.gather(working, renewing, return_exceptions=True)
             self._set_leader(False)
             if self._config.release_on_exit:
                 await asyncio.shield(self._release())
