@@ -21,7 +21,6 @@ from typing import Any
 from figures import record
 
 from moorage.insight.explain import explain
-from moorage.insight.reader import attachment_name
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import from_kubeconfig
 from moorage.kube.objects import (
@@ -36,6 +35,7 @@ from moorage.kube.objects import (
     StorageClass,
     VolumeAttachment,
 )
+from moorage.kube.volumes import attachment_name
 
 DRIVER = "bench.csi.moorage.dev"
 PROMISE_S = 0.3

@@ -1,8 +1,7 @@
 """What a cluster looks like at one moment, as far as an explanation needs it.
 
-Owns: `World`: plain data, with look-ups.
-May not touch: the API (`reading.py` fills it), causes; it does not judge.
-Start reading at: `World`.
+Owns: `ClusterView`, which is plain data with look-ups. `Reader` fills it, and causes judge it.
+Start reading at: `ClusterView`.
 """
 
 import time
@@ -27,11 +26,12 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
     seconds_of,
 )
+from moorage.kube.volumes import claims_of
 
 
 @dataclass
 class ClusterView:
-    """Objects by key. `asked_secrets` tells for each secret that a class or volume names whether it exists."""
+    """Objects by key. `asked_secrets` holds, for each secret that a class names, whether it exists."""
 
     claims: dict[str, PersistentVolumeClaim] = field(default_factory=dict)
     volumes: dict[str, PersistentVolume] = field(default_factory=dict)
@@ -53,33 +53,36 @@ class ClusterView:
     unreadable: dict[str, str] = field(default_factory=dict)  # kind -> why it could not be read
 
     def events_of(self, obj: KubeObject) -> list[Event]:
-        """The events about this very object, newest first."""
+        """Return the events about exactly this object, newest first."""
         return self.events.get(obj.uid, [])
 
     def warning(self, obj: KubeObject, *reasons: str) -> Event | None:
-        """The newest warning about an object (with one of these reasons)."""
+        """Return the newest warning about an object, with one of the reasons if any are given."""
         for event in self.events_of(obj):
             if event.type == "Warning" and (not reasons or event.reason in reasons):
                 return event
         return None
 
     def said_since(self, obj: KubeObject, since: float, *reasons: str) -> bool:
-        """Whether an event with one of these reasons was told about the object after a moment."""
+        """Whether an event about the object, with one of the reasons, is newer than `since`."""
         return any(event.reason in reasons and last_seen(event) > since for event in self.events_of(obj))
 
     def pods_of(self, claim: PersistentVolumeClaim) -> list[Pod]:
-        """Pods that use a claim and have not finished."""
-        return [
-            pod
-            for pod in self.pods.values()
-            if pod.namespace == claim.namespace and claim.name in claim_names(pod) and not pod.is_terminated
-        ]
+        """Return the pods that use a claim and have not finished."""
+        return [pod for pod in self.pods.values() if claim.key in claims_of(pod) and not pod.is_terminated]
+
+    def claims_used_by(self, pod: Pod) -> list[PersistentVolumeClaim]:
+        return [self.claims[key] for key in claims_of(pod) if key in self.claims]
+
+    def volumes_used_by(self, pod: Pod) -> list[PersistentVolume]:
+        names = [claim.spec.volume_name for claim in self.claims_used_by(pod)]
+        return [self.volumes[name] for name in names if name in self.volumes]
 
     def attachments_of(self, volume: PersistentVolume) -> list[VolumeAttachment]:
         return [a for a in self.attachments.values() if a.spec.source.persistent_volume_name == volume.name]
 
     def is_fresh(self, lease: Lease) -> bool:
-        """Whether a leader has renewed its lease within its own time."""
+        """Whether the leader has renewed its lease in time."""
         renewed = seconds_of(lease.spec.renew_time)
         return renewed is not None and self.now - renewed <= float(lease.spec.lease_duration_seconds or 15) + 5
 
@@ -90,17 +93,6 @@ class ClusterView:
     def has_driver(self, node: str, driver: str) -> bool:
         found = self.node_drivers.get(node)
         return found is not None and any(entry.name == driver for entry in found.spec.drivers)
-
-
-def claim_names(pod: Pod) -> list[str]:
-    """The claims a pod uses, generic ephemeral ones included."""
-    names = []
-    for volume in pod.spec.volumes:
-        if volume.persistent_volume_claim is not None:
-            names.append(volume.persistent_volume_claim.claim_name)
-        elif volume.ephemeral is not None:
-            names.append(f"{pod.name}-{volume.name}")
-    return names
 
 
 def last_seen(event: Event) -> float:

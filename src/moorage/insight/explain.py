@@ -11,7 +11,8 @@ from moorage.errors import MoorageError, UsageError
 from moorage.insight.causes import REGISTRY, Advice, Cause, Finding
 from moorage.insight.causes.pods_running import fs_group_note
 from moorage.insight.cluster_view import ClusterView
-from moorage.insight.reader import read_all, read_around
+from moorage.insight.reader import read_all
+from moorage.insight.surroundings import read_around
 from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     KubeObject,
@@ -103,8 +104,8 @@ class Story:
 async def explain(client: Client, reference: str, namespace: str) -> Story:
     """The story of one object, given as `pvc/NAME` and the like."""
     kind, name = parse(reference)
-    world = await read_around(client, kind, name, namespace)
-    return story_of(world, found(world, kind, name, namespace))
+    view = await read_around(client, kind, name, namespace)
+    return story_of(view, found(view, kind, name, namespace))
 
 
 async def explain_all(client: Client) -> list[Story]:
@@ -121,17 +122,17 @@ def parse(reference: str) -> tuple[type[KubeObject], str]:
     return kind, name
 
 
-def found(world: ClusterView, kind: type[KubeObject], name: str, namespace: str) -> KubeObject:
-    objects: dict[str, KubeObject] = getattr(world, _FIELDS[kind])
+def found(view: ClusterView, kind: type[KubeObject], name: str, namespace: str) -> KubeObject:
+    objects: dict[str, KubeObject] = getattr(view, _FIELDS[kind])
     key = f"{namespace}/{name}" if kind.resource.namespaced else name
     if key not in objects:
         where = f" in namespace {namespace}" if kind.resource.namespaced else ""
-        why = world.unreadable.get(kind.resource.kind)
+        why = view.unreadable.get(kind.resource.kind)
         raise NoSuchObject(f"there is no {_WORDS[kind]}/{name}{where}" + (f": {why}" if why else ""))
     return objects[key]
 
 
-def story_of(world: ClusterView, obj: KubeObject) -> Story:
+def story_of(view: ClusterView, obj: KubeObject) -> Story:
     """Follow causes from an object to the one that explains it; the last one gives the next step."""
     chain: list[Link] = []
     evidence: list[str] = []
@@ -139,7 +140,7 @@ def story_of(world: ClusterView, obj: KubeObject) -> Story:
     advised, last_id, current = Finding(""), "", obj
     while True:
         seen.add(current.uid or current.key)
-        cause, finding = first_cause(world, current)
+        cause, finding = first_cause(view, current)
         sentence = finding.sentence if finding else "it is well"
         chain.append(Link(ref(current), state_of(current), sentence, cause.id if cause else ""))
         if finding is None:
@@ -153,23 +154,23 @@ def story_of(world: ClusterView, obj: KubeObject) -> Story:
             break
         current = following
     if not last_id:
-        return _without_cause(world, obj, chain)
+        return _without_cause(view, obj, chain)
     sentence = f"{ref(obj)}: " + " — ".join(link.sentence for link in chain if link.cause)
     step = advised.next_step or _waiting(obj)
     return Story(
-        ref(obj), sentence, last_id, True, chain, evidence, step, advised.purpose, list(advised.then), world.unreadable
+        ref(obj), sentence, last_id, True, chain, evidence, step, advised.purpose, list(advised.then), view.unreadable
     )
 
 
-def _without_cause(world: ClusterView, obj: KubeObject, chain: list[Link]) -> Story:
+def _without_cause(view: ClusterView, obj: KubeObject, chain: list[Link]) -> Story:
     """The story of an object that no cause is about; one that is being deleted is still not well."""
     if not obj.is_deleting:
-        return Story(ref(obj), f"{ref(obj)}: {well(world, obj)}", "", False, chain, unreadable=world.unreadable)
+        return Story(ref(obj), f"{ref(obj)}: {well(view, obj)}", "", False, chain, unreadable=view.unreadable)
     holders = f"finalizer {', '.join(obj.finalizers)} holds it" if obj.finalizers else "no finalizer holds it any more"
     sentence = f"it is being deleted, and {holders}"
     link = Link(ref(obj), state_of(obj), sentence)
     return Story(
-        ref(obj), f"{ref(obj)}: {sentence}", "", True, [link], next_step=_waiting(obj), unreadable=world.unreadable
+        ref(obj), f"{ref(obj)}: {sentence}", "", True, [link], next_step=_waiting(obj), unreadable=view.unreadable
     )
 
 
@@ -178,21 +179,21 @@ def _waiting(obj: KubeObject) -> Command:
     return command("moorage", "explain", f"{_WORDS[type(obj)]}/{obj.name}", *in_namespace(obj.namespace), "--watch")
 
 
-def stuck_stories(world: ClusterView) -> list[Story]:
+def stuck_stories(view: ClusterView) -> list[Story]:
     """Stories of objects with a cause, leaving out those that are only a step in another's chain."""
     stories = []
     for kind in (PersistentVolumeClaim, Pod, VolumeSnapshot, PersistentVolume, VolumeAttachment, Node):
-        objects: dict[str, KubeObject] = getattr(world, _FIELDS[kind])
-        stories += [story_of(world, obj) for obj in objects.values()]
+        objects: dict[str, KubeObject] = getattr(view, _FIELDS[kind])
+        stories += [story_of(view, obj) for obj in objects.values()]
     stuck = [story for story in stories if story.stuck and story.cause not in _HARMLESS]
     told = {link.object for story in stuck for link in story.chain[1:]}
     return [story for story in stuck if story.object not in told]
 
 
-def first_cause(world: ClusterView, obj: KubeObject) -> tuple[Cause | None, Finding | None]:
+def first_cause(view: ClusterView, obj: KubeObject) -> tuple[Cause | None, Finding | None]:
     for cause in REGISTRY:
         if cause.about is type(obj):
-            finding = cause.test(world, obj)
+            finding = cause.test(view, obj)
             if finding is not None:
                 return cause, finding
     return None, None
@@ -219,11 +220,11 @@ def state_of(obj: KubeObject) -> str:
     return ""
 
 
-def well(world: ClusterView, obj: KubeObject) -> str:
+def well(view: ClusterView, obj: KubeObject) -> str:
     """One sentence about an object with which nothing is wrong."""
     match obj:
         case PersistentVolumeClaim():
-            users = world.pods_of(obj)
+            users = view.pods_of(obj)
             used = (
                 f", used by pod {users[0].name} on {users[0].spec.node_name or 'no node yet'}"
                 if users
@@ -236,7 +237,7 @@ def well(world: ClusterView, obj: KubeObject) -> str:
         case PersistentVolume():
             return "it is free and waits for a claim; nothing is wrong"
         case Pod():
-            note = "".join(f"; {each}" for each in fs_group_note(world, obj))
+            note = "".join(f"; {each}" for each in fs_group_note(view, obj))
             return f"it is {obj.status.phase or 'Pending'} on {obj.spec.node_name or 'no node'}; nothing is wrong{note}"
         case VolumeAttachment():
             return f"it is attached to {obj.spec.node_name}; nothing is wrong"

@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from moorage.insight.cluster_view import ClusterView, claim_names
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.explain import NoSuchObject, found, parse, ref
 from moorage.insight.log_records import LogRecord, read_records
-from moorage.insight.reader import Reader, read_around
+from moorage.insight.reader import Reader
+from moorage.insight.surroundings import read_around
 from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     Event,
@@ -31,6 +32,7 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
     seconds_of,
 )
+from moorage.kube.volumes import claims_of, reference_key
 
 _NAMED_AT = re.compile(r"\.([0-9a-f]{16})[0-9a-f]{0,4}$")
 _DONE = {
@@ -112,34 +114,34 @@ async def trace(client: Client, reference: str, namespace: str, logs: Path | Non
     """The story of one object and of what belongs to it, given as `pvc/NAME` and the like."""
     kind, name = parse(reference)
     word = reference.partition("/")[0].lower()
-    world = await read_around(client, kind, name, namespace)
-    asked = found(world, kind, name, namespace)
-    await _add_users(client, world)
-    subjects = _subjects(world, asked)
+    view = await read_around(client, kind, name, namespace)
+    asked = found(view, kind, name, namespace)
+    await _add_users(client, view)
+    subjects = _subjects(view, asked)
     async with Reader(client) as reader:
         for one in subjects:
             await reader.events(type(one), one.key)
-        events = [event for one in subjects for event in reader.world.events.get(one.uid, [])]
+        events = [event for one in subjects for event in reader.view.events.get(one.uid, [])]
     steps = [step for event in events for step in _from_event(event, subjects)]
     for one in subjects:
         steps += await _from_object(client, one)
     if logs is not None:
         steps += [_from_record(record, subjects) for record in read_records(logs, _needles(subjects))]
     return assemble(
-        ref(subjects[0]), [ref(one) for one in subjects], steps, _DONE.get(_short(kind, word), ()), world.now
+        ref(subjects[0]), [ref(one) for one in subjects], steps, _DONE.get(_short(kind, word), ()), view.now
     )
 
 
-async def _add_users(client: Client, world: ClusterView) -> None:
+async def _add_users(client: Client, view: ClusterView) -> None:
     """An explanation of a volume needs no pods; its story does: they are read around the claim that holds it."""
-    for volume in list(world.volumes.values()):
+    for volume in list(view.volumes.values()):
         holder = volume.spec.claim_ref
-        if holder is None or world.pods:
+        if holder is None or view.pods:
             continue
         more = await read_around(client, PersistentVolumeClaim, holder.name, holder.namespace)
-        world.claims.update(more.claims)
-        world.pods.update(more.pods)
-        world.attachments.update(more.attachments)
+        view.claims.update(more.claims)
+        view.pods.update(more.pods)
+        view.attachments.update(more.attachments)
 
 
 def assemble(name: str, subjects: list[str], steps: list[TraceStep], done: tuple[str, ...], now: float) -> Trace:
@@ -226,7 +228,7 @@ def _without_doubles(steps: list[TraceStep]) -> list[TraceStep]:
     return [step for step in steps if (step.object, better.get(step.reason, "")) not in told]
 
 
-def _subjects(world: ClusterView, obj: KubeObject) -> list[KubeObject]:
+def _subjects(view: ClusterView, obj: KubeObject) -> list[KubeObject]:
     """The object asked about and what belongs to it: claims, volumes, attachments, pods, contents."""
     pods, claims, volumes, others = list[Pod](), list[PersistentVolumeClaim](), list[PersistentVolume](), [obj]
     match obj:
@@ -237,24 +239,17 @@ def _subjects(world: ClusterView, obj: KubeObject) -> list[KubeObject]:
         case PersistentVolume():
             volumes.append(obj)
         case VolumeAttachment():
-            volumes += [v for v in world.volumes.values() if v.name == obj.spec.source.persistent_volume_name]
+            volumes += [v for v in view.volumes.values() if v.name == obj.spec.source.persistent_volume_name]
         case VolumeSnapshot():
             name = obj.status.bound_volume_snapshot_content_name if obj.status is not None else None
-            others += [content for content in world.contents.values() if content.name == name]
+            others += [content for content in view.contents.values() if content.name == name]
             return others
-    claims += [
-        c for pod in pods for c in world.claims.values() if c.name in claim_names(pod) and c.namespace == pod.namespace
-    ]
-    keys = [f"{v.spec.claim_ref.namespace}/{v.spec.claim_ref.name}" for v in volumes if v.spec.claim_ref is not None]
-    claims += [claim for claim in world.claims.values() if claim.key in keys]
-    volumes += [v for claim in claims for v in world.volumes.values() if v.name == claim.spec.volume_name]
-    pods += [
-        pod
-        for claim in claims
-        for pod in world.pods.values()
-        if claim.name in claim_names(pod) and pod.namespace == claim.namespace
-    ]
-    attached = [a for volume in volumes for a in world.attachments_of(volume)]
+    claims += [c for pod in pods for c in view.claims.values() if c.key in claims_of(pod)]
+    keys = [reference_key(v.spec.claim_ref) for v in volumes if v.spec.claim_ref is not None]
+    claims += [claim for claim in view.claims.values() if claim.key in keys]
+    volumes += [v for claim in claims for v in view.volumes.values() if v.name == claim.spec.volume_name]
+    pods += [pod for claim in claims for pod in view.pods.values() if claim.key in claims_of(pod)]
+    attached = [a for volume in volumes for a in view.attachments_of(volume)]
     return list({one.uid: one for one in (*others, *claims, *volumes, *attached, *pods)}.values())
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from moorage.insight.reader import attachment_name
 from moorage.kube.objects import (
     CSINode,
     Node,
@@ -12,6 +11,7 @@ from moorage.kube.objects import (
     VolumeSnapshot,
     VolumeSnapshotContent,
 )
+from moorage.kube.volumes import attachment_name
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ Owns: `Advice`, and the rule that a step that ends or destroys something says wh
 
 from dataclasses import dataclass
 
+from moorage.kube.names import OUT_OF_SERVICE
 from moorage.kube.objects import PersistentVolume, Pod
 from moorage.suggest import Command, kubectl
-
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 @dataclass(frozen=True)

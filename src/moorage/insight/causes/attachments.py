@@ -1,10 +1,12 @@
 """Why an attachment is not made, or not undone."""
 
-from moorage.insight.causes.advice import OUT_OF_SERVICE, out_of_service
+from moorage.insight.causes.advice import out_of_service
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import is_leaderless
+from moorage.kube.names import OUT_OF_SERVICE
 from moorage.kube.objects import VolumeAttachment
+from moorage.kube.volumes import csi_volume_name
 from moorage.suggest import kubectl, pods_like
 
 
@@ -15,12 +17,12 @@ from moorage.suggest import kubectl, pods_like
     "The attach/detach controller removes it; if the driver needs the node to detach, delete the attachment's finalizer "
     "only when the node is surely off.",
 )
-def node_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def node_gone(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment names a node that has left the cluster."""
-    if attachment.spec.node_name in world.nodes:
+    if attachment.spec.node_name in view.nodes:
         return None
     return Finding(
-        f"its node {attachment.spec.node_name} does not exist", kubectl("get", "nodes"), said(world.warning(attachment))
+        f"its node {attachment.spec.node_name} does not exist", kubectl("get", "nodes"), said(view.warning(attachment))
     )
 
 
@@ -30,10 +32,10 @@ def node_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | Non
     "The volume of the attachment does not exist",
     "Recreate the PersistentVolume so that the driver can be told what to detach.",
 )
-def volume_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def volume_gone(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment names a PersistentVolume that was deleted; the attacher cannot know what to attach or detach."""
     name = attachment.spec.source.persistent_volume_name
-    if name is None or name in world.volumes:
+    if name is None or name in view.volumes:
         return None
     return Finding(f"its volume {name} does not exist", kubectl("get", "pv", name))
 
@@ -44,7 +46,7 @@ def volume_gone(world: ClusterView, attachment: VolumeAttachment) -> Finding | N
     "Detaching fails",
     "Read the driver's words; it is tried again.",
 )
-def detach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def detach_fails(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """ControllerUnpublishVolume fails; status.detachError holds the driver's words."""
     error = attachment.status.detach_error
     if not attachment.is_deleting or error is None:
@@ -62,12 +64,12 @@ def detach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | 
     "Detaching waits for the attacher",
     "Start the driver's attacher (`moorage sidecars attacher`).",
 )
-def detach_waits(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def detach_waits(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment is being deleted; the driver's attacher detaches and then removes its finalizer."""
     if not attachment.is_deleting:
         return None
     return Finding(
-        f"it is being detached from {attachment.spec.node_name} by {_attacher(world, attachment)}",
+        f"it is being detached from {attachment.spec.node_name} by {_attacher(view, attachment)}",
         pods_like("attacher"),
         tuple(f"finalizer {n}" for n in attachment.finalizers),
     )
@@ -79,7 +81,7 @@ def detach_waits(world: ClusterView, attachment: VolumeAttachment) -> Finding | 
     "Attaching fails",
     "Read the driver's words; it is tried again.",
 )
-def attach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def attach_fails(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """ControllerPublishVolume fails; status.attachError holds the driver's words."""
     error = attachment.status.attach_error
     if attachment.status.attached or error is None:
@@ -97,9 +99,9 @@ def attach_fails(world: ClusterView, attachment: VolumeAttachment) -> Finding | 
     "The driver is not registered on the node",
     "Start the driver and its registrar on that node.",
 )
-def driver_not_on_node(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def driver_not_on_node(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attacher learns the driver's name for a node from CSINode, and there is no entry."""
-    if attachment.status.attached or world.has_driver(attachment.spec.node_name, attachment.spec.attacher):
+    if attachment.status.attached or view.has_driver(attachment.spec.node_name, attachment.spec.attacher):
         return None
     return Finding(
         f"driver {attachment.spec.attacher} is not registered on node {attachment.spec.node_name}",
@@ -113,11 +115,11 @@ def driver_not_on_node(world: ClusterView, attachment: VolumeAttachment) -> Find
     "Nobody attaches volumes of the driver",
     "Start the driver's attacher (`moorage sidecars attacher`).",
 )
-def attacher_not_running(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def attacher_not_running(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The attachment has been asked for and its attacher has neither done it nor said why not."""
     if attachment.status.attached:
         return None
-    return Finding(f"it waits for {_attacher(world, attachment)}", pods_like("attacher"))
+    return Finding(f"it waits for {_attacher(view, attachment)}", pods_like("attacher"))
 
 
 @cause(
@@ -126,14 +128,14 @@ def attacher_not_running(world: ClusterView, attachment: VolumeAttachment) -> Fi
     "The node of the attachment is not ready and may still use the volume",
     "Bring the node back. Only if the machine is surely off, taint it node.kubernetes.io/out-of-service.",
 )
-def in_use(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
+def in_use(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     """The node does not report, and the last it said is that it uses the volume (status.volumesInUse). It may still write
     to it, so the volume is taken away only after six minutes, or at once when a person says that the node is off."""
-    node = world.nodes.get(attachment.spec.node_name)
-    volume = world.volumes.get(attachment.spec.source.persistent_volume_name or "")
+    node = view.nodes.get(attachment.spec.node_name)
+    volume = view.volumes.get(attachment.spec.source.persistent_volume_name or "")
     if node is None or volume is None or volume.spec.csi is None or node.is_ready:
         return None
-    unique = f"kubernetes.io/csi/{volume.spec.csi.driver}^{volume.spec.csi.volume_handle}"
+    unique = csi_volume_name(volume.spec.csi.driver, volume.spec.csi.volume_handle)
     if unique not in node.status.volumes_in_use or any(t.key == OUT_OF_SERVICE for t in node.spec.taints):
         return None
     return Finding(
@@ -145,7 +147,7 @@ def in_use(world: ClusterView, attachment: VolumeAttachment) -> Finding | None:
     )
 
 
-def _attacher(world: ClusterView, attachment: VolumeAttachment) -> str:
+def _attacher(view: ClusterView, attachment: VolumeAttachment) -> str:
     driver = attachment.spec.attacher
-    stale = is_leaderless(world, driver, "attacher")
+    stale = is_leaderless(view, driver, "attacher")
     return f"the attacher of {driver}" + (", whose lease has run out" if stale else "")

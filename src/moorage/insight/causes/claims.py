@@ -6,20 +6,18 @@ from moorage.insight.causes.advice import Advice, keep_data
 from moorage.insight.causes.model import Finding, cause, names, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import (
-    class_name_of,
     class_of,
     default_classes,
     holder_of,
-    is_held_for,
     mismatches,
 )
+from moorage.kube.names import BETA_STORAGE_PROVISIONER, NO_PROVISIONER, STORAGE_PROVISIONER
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from moorage.kube.volumes import claim_class, has_class, is_meant_for
 from moorage.suggest import kubectl
 
 _PENDING = ("", "Pending")
-SELECTED = "volume.kubernetes.io/selected-node"
-_PROVISIONER = ("volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner")
-NO_PROVISIONER = "kubernetes.io/no-provisioner"
+_PROVISIONER = (STORAGE_PROVISIONER, BETA_STORAGE_PROVISIONER)
 
 
 def is_waiting(claim: PersistentVolumeClaim) -> bool:
@@ -31,11 +29,11 @@ def asked_of(claim: PersistentVolumeClaim) -> str:
     return next((claim.annotations[key] for key in _PROVISIONER if key in claim.annotations), "")
 
 
-def needs_provisioning(world: ClusterView, claim: PersistentVolumeClaim) -> StorageClass | None:
+def needs_provisioning(view: ClusterView, claim: PersistentVolumeClaim) -> StorageClass | None:
     """The class that should provision this claim, when it waits for that."""
     if not is_waiting(claim) or claim.spec.volume_name:
         return None
-    return class_of(world, claim)
+    return class_of(view, claim)
 
 
 @cause(
@@ -44,10 +42,10 @@ def needs_provisioning(world: ClusterView, claim: PersistentVolumeClaim) -> Stor
     "The claim names a volume that does not exist",
     "Create the volume, or delete the claim and create it without volumeName.",
 )
-def volume_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def volume_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeName` is set to a name that no PersistentVolume has; the binder waits for it to appear."""
     name = claim.spec.volume_name
-    if not is_waiting(claim) or not name or name in world.volumes:
+    if not is_waiting(claim) or not name or name in view.volumes:
         return None
     return Finding(
         f"it asks for volume {name} by name, and there is no such volume",
@@ -62,16 +60,16 @@ def volume_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     "Use another volume. If the other claim is gone for good, set the volume's policy to Retain and point its claimRef "
     "at this claim.",
 )
-def volume_taken(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def volume_taken(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeName` names a volume whose claimRef points at another claim, or at a deleted claim of the same name
     (the uid differs). Kubernetes never takes a volume away from the claim it was given to."""
-    volume = world.volumes.get(claim.spec.volume_name)
-    if not is_waiting(claim) or volume is None or volume.spec.claim_ref is None or is_held_for(volume, claim):
+    volume = view.volumes.get(claim.spec.volume_name)
+    if not is_waiting(claim) or volume is None or volume.spec.claim_ref is None or is_meant_for(volume, claim):
         return None
     same = holder_of(volume) == claim.key
     who = "an earlier claim of the same name (another uid)" if same else f"claim {holder_of(volume)}"
-    reference, evidence = volume.spec.claim_ref, said(world.warning(claim, "FailedBinding"))
-    if not same and holder_of(volume) in world.claims:
+    reference, evidence = volume.spec.claim_ref, said(view.warning(claim, "FailedBinding"))
+    if not same and holder_of(volume) in view.claims:
         look = kubectl("get", "pvc", reference.name, namespace=reference.namespace, flags=("-o", "yaml"))
         return Finding(f"volume {volume.name} is held by {who}", look, evidence, volume)
     reserve = json.dumps(
@@ -98,11 +96,11 @@ def volume_taken(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | 
     "The volume that the claim names does not fit it",
     "Change the field that differs; a claim's size, class and modes must be met by the volume.",
 )
-def volume_mismatch(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def volume_mismatch(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeName` names a free volume, but its size, class, access modes, volume mode or attributes class do not
     satisfy the claim; or a volume that is reserved for the claim has another volume mode."""
-    volume = world.volumes.get(claim.spec.volume_name)
-    event = world.warning(claim, "VolumeMismatch")
+    volume = view.volumes.get(claim.spec.volume_name)
+    event = view.warning(claim, "VolumeMismatch")
     if not is_waiting(claim) or (volume is not None and volume.spec.claim_ref is not None):
         return None
     if volume is None:
@@ -121,17 +119,17 @@ def volume_mismatch(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
     "The claim's storage class does not exist",
     "Create the class, or delete the claim and create it with a class that exists.",
 )
-def class_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def class_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.storageClassName` names a class that is not there. A volume of that class name could still be bound by
     hand, but nothing will be provisioned."""
-    name = class_name_of(claim)
-    if not is_waiting(claim) or claim.spec.volume_name or not name or name in world.classes:
+    name = claim_class(claim)
+    if not is_waiting(claim) or claim.spec.volume_name or not name or name in view.classes:
         return None
-    have = names(sorted(world.classes.values(), key=lambda c: c.name)) or "none"
+    have = names(sorted(view.classes.values(), key=lambda c: c.name)) or "none"
     return Finding(
         f"storage class {name!r} does not exist (there is: {have})",
         kubectl("get", "storageclass"),
-        said(world.warning(claim, "ProvisioningFailed")),
+        said(view.warning(claim, "ProvisioningFailed")),
     )
 
 
@@ -141,11 +139,11 @@ def class_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding |
     "The claim names no class and there is no default class",
     "Mark a class as the default, or name one in the claim, or create a volume that fits.",
 )
-def class_none(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def class_none(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """Without a class nothing provisions a volume; the claim can only be bound to an existing volume without class."""
-    if not is_waiting(claim) or claim.spec.volume_name or class_name_of(claim) is not None or default_classes(world):
+    if not is_waiting(claim) or claim.spec.volume_name or has_class(claim) or default_classes(view):
         return None
-    free = [v for v in world.volumes.values() if v.spec.claim_ref is None]
+    free = [v for v in view.volumes.values() if v.spec.claim_ref is None]
     if any(not mismatches(claim, volume) for volume in free):
         return None
     step = kubectl("annotate", "storageclass", "NAME", "storageclass.kubernetes.io/is-default-class=true")
@@ -158,14 +156,16 @@ def class_none(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | No
     "No existing volume fits a claim that is not provisioned",
     "Create a volume that fits, or change the field that is named; an empty storageClassName is never provisioned.",
 )
-def static_no_match(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def static_no_match(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim's class is empty, or its provisioner is kubernetes.io/no-provisioner, so it can only be bound to a
     volume that is already there; none is free and fits. The closest ones are compared field by field."""
-    storage_class = class_of(world, claim)
-    static = class_name_of(claim) == "" or (storage_class is not None and storage_class.provisioner == NO_PROVISIONER)
+    storage_class = class_of(view, claim)
+    static = (has_class(claim) and not claim_class(claim)) or (
+        storage_class is not None and storage_class.provisioner == NO_PROVISIONER
+    )
     if not is_waiting(claim) or claim.spec.volume_name or not static:
         return None
-    free = [v for v in world.volumes.values() if v.spec.claim_ref is None]
+    free = [v for v in view.volumes.values() if v.spec.claim_ref is None]
     if any(not mismatches(claim, volume) for volume in free):
         return None  # the binder takes it, or the scheduler does when a pod comes
     why = f"class {storage_class.name} has no provisioner" if storage_class is not None else "its class is empty"
@@ -182,15 +182,15 @@ def static_no_match(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
     "The claim's VolumeAttributesClass does not exist",
     "Create the VolumeAttributesClass, or remove volumeAttributesClassName from the claim.",
 )
-def modifier_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def modifier_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.volumeAttributesClassName` names a class that is not there; neither creation nor modification goes on."""
     name = claim.spec.volume_attributes_class_name
-    if claim.is_deleting or not name or name in world.modifiers or "VolumeAttributesClass" in world.unreadable:
+    if claim.is_deleting or not name or name in view.modifiers or "VolumeAttributesClass" in view.unreadable:
         return None
     return Finding(
         f"VolumeAttributesClass {name!r} does not exist",
         kubectl("get", "volumeattributesclass"),
-        said(world.warning(claim)),
+        said(view.warning(claim)),
     )
 
 
@@ -198,7 +198,3 @@ def _closest(claim: PersistentVolumeClaim, free: list[PersistentVolume]) -> tupl
     """The free volumes that fit best, and what is wrong with each."""
     close = sorted(free, key=lambda volume: len(mismatches(claim, volume)))[:3]
     return tuple(f"{volume.name}: {'; '.join(mismatches(claim, volume))}" for volume in close)
-
-
-def is_late(storage_class: StorageClass | None) -> bool:
-    return storage_class is not None and storage_class.volume_binding_mode == "WaitForFirstConsumer"

@@ -3,18 +3,17 @@
 import json
 
 from moorage.insight.causes.claims import (
-    NO_PROVISIONER,
-    SELECTED,
     asked_of,
-    is_late,
     is_waiting,
     needs_provisioning,
 )
 from moorage.insight.causes.model import Finding, cause, code_in, driver_words, names, said
 from moorage.insight.cluster_view import ClusterView
-from moorage.insight.matching import class_name_of, default_classes, is_leaderless, leases_of, newest_default
+from moorage.insight.matching import default_classes, is_leaderless, leases_of
+from moorage.kube.names import NO_PROVISIONER, SELECTED_NODE
 from moorage.kube.objects import Event, PersistentVolumeClaim, Pod, seconds_of
-from moorage.kube.quantity import bytes_of, bytes_text
+from moorage.kube.quantity import bytes_text
+from moorage.kube.volumes import claim_class, default_class, requested_bytes, waits_for_consumer
 from moorage.suggest import NOTHING, in_words, kubectl, pods_like
 
 
@@ -24,13 +23,13 @@ from moorage.suggest import NOTHING, in_words, kubectl, pods_like
     "A pod that sets nodeName skips the scheduler, which must choose",
     "Use a nodeSelector on kubernetes.io/hostname in place of nodeName.",
 )
-def first_consumer_node_name(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def first_consumer_node_name(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class binds at the first consumer, and the pod that uses the claim names its node itself. Only the
     scheduler writes the chosen node on the claim, so provisioning never begins."""
-    storage_class = needs_provisioning(world, claim)
-    if not is_late(storage_class) or SELECTED in claim.annotations:
+    storage_class = needs_provisioning(view, claim)
+    if not waits_for_consumer(storage_class) or SELECTED_NODE in claim.annotations:
         return None
-    pinned = [p for p in world.pods_of(claim) if p.spec.node_name and not _was_scheduled(p)]
+    pinned = [p for p in view.pods_of(claim) if p.spec.node_name and not _was_scheduled(p)]
     if not pinned:
         return None
     pod = pinned[0]
@@ -46,11 +45,11 @@ def first_consumer_node_name(world: ClusterView, claim: PersistentVolumeClaim) -
     "The claim waits for a pod to use it",
     "Create a pod that uses the claim. This is how WaitForFirstConsumer classes work; nothing is wrong.",
 )
-def first_consumer_no_pod(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def first_consumer_no_pod(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class has volumeBindingMode WaitForFirstConsumer: a volume is made when a pod needs it, where that pod can
     run."""
-    storage_class = needs_provisioning(world, claim)
-    if not is_late(storage_class) or SELECTED in claim.annotations or world.pods_of(claim):
+    storage_class = needs_provisioning(view, claim)
+    if not waits_for_consumer(storage_class) or SELECTED_NODE in claim.annotations or view.pods_of(claim):
         return None
     return Finding(
         "its class waits for the first pod that uses it, and no pod does",
@@ -64,12 +63,12 @@ def first_consumer_no_pod(world: ClusterView, claim: PersistentVolumeClaim) -> F
     "The pod that uses the claim has no node yet",
     "The explanation follows the pod.",
 )
-def first_consumer_unscheduled(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def first_consumer_unscheduled(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class waits for the scheduler, and the scheduler has not found a node for the pod."""
-    storage_class = needs_provisioning(world, claim)
-    if not is_late(storage_class) or SELECTED in claim.annotations:
+    storage_class = needs_provisioning(view, claim)
+    if not waits_for_consumer(storage_class) or SELECTED_NODE in claim.annotations:
         return None
-    waiting: list[Pod] = [pod for pod in world.pods_of(claim) if not pod.spec.node_name]
+    waiting: list[Pod] = [pod for pod in view.pods_of(claim) if not pod.spec.node_name]
     if not waiting:
         return None
     return Finding(f"it waits for pod {waiting[0].name} to be given a node", waits_for=waiting[0])
@@ -81,13 +80,18 @@ def first_consumer_unscheduled(world: ClusterView, claim: PersistentVolumeClaim)
     "Several storage classes are marked as the default, and the newest does not work",
     'Leave the annotation storageclass.kubernetes.io/is-default-class: "true" on one class only, and create the claim anew.',
 )
-def default_ambiguous(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def default_ambiguous(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A claim that names no class gets the newest of the classes that are marked as default, which may not be the one
     that was meant; it is told when that class cannot make a volume."""
-    defaults, chosen = default_classes(world), needs_provisioning(world, claim)
-    if chosen is None or len(defaults) < 2 or chosen is not newest_default(world) or _names_a_class(claim):
+    defaults, chosen = default_classes(view), needs_provisioning(view, claim)
+    if (
+        chosen is None
+        or len(defaults) < 2
+        or chosen is not default_class(view.classes.values())
+        or _names_a_class(claim)
+    ):
         return None
-    problem = driver_not_installed(world, claim) or refused(world, claim) or provisioning_fails(world, claim)
+    problem = driver_not_installed(view, claim) or refused(view, claim) or provisioning_fails(view, claim)
     if problem is None:
         return None
     others = [each for each in defaults if each is not chosen]
@@ -104,18 +108,18 @@ def default_ambiguous(world: ClusterView, claim: PersistentVolumeClaim) -> Findi
     "The class's driver is not installed",
     "Install the driver, or correct the provisioner of the class.",
 )
-def driver_not_installed(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def driver_not_installed(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class names a provisioner that has neither a CSIDriver object nor an entry on any node, and none of its
     sidecars has ever held a lease."""
-    storage_class = needs_provisioning(world, claim)
+    storage_class = needs_provisioning(view, claim)
     if storage_class is None or storage_class.provisioner == NO_PROVISIONER:
         return None
     driver = storage_class.provisioner
-    failed = world.warning(claim, "ProvisioningFailed")
+    failed = view.warning(claim, "ProvisioningFailed")
     is_in_tree = failed is not None and "no volume plugin matched" in failed.message
-    if world.is_installed(driver) or leases_of(world, driver) or (failed is not None and not is_in_tree):
+    if view.is_installed(driver) or leases_of(view, driver) or (failed is not None and not is_in_tree):
         return None
-    known = ", ".join(sorted(world.drivers)) or "none"
+    known = ", ".join(sorted(view.drivers)) or "none"
     return Finding(
         f"driver {driver} of class {storage_class.name} is not installed (installed: {known})",
         kubectl("get", "csidrivers,csinodes"),
@@ -128,14 +132,14 @@ def driver_not_installed(world: ClusterView, claim: PersistentVolumeClaim) -> Fi
     "The provisioner's leader has stopped renewing its lease",
     "Look at the provisioner's pod; another instance takes over when the lease has run out.",
 )
-def provisioner_not_leading(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioner_not_leading(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The lease of the driver's provisioner exists and has expired: the process that led is gone or hangs."""
     driver = asked_of(claim)
-    leases = leases_of(world, driver) if driver else []
-    if not is_waiting(claim) or not leases or not is_leaderless(world, driver, "provisioner"):
+    leases = leases_of(view, driver) if driver else []
+    if not is_waiting(claim) or not leases or not is_leaderless(view, driver, "provisioner"):
         return None
     lease = leases[0]
-    if world.said_since(claim, seconds_of(lease.spec.renew_time) or 0.0, "ProvisioningFailed", "Provisioning"):
+    if view.said_since(claim, seconds_of(lease.spec.renew_time) or 0.0, "ProvisioningFailed", "Provisioning"):
         return None  # somebody provisions without election
     return Finding(
         f"the provisioner of {driver} has stopped: its lease, held by {lease.spec.holder_identity or 'nobody'}, has run out",
@@ -149,20 +153,20 @@ def provisioner_not_leading(world: ClusterView, claim: PersistentVolumeClaim) ->
     "A secret that the class names does not exist",
     "Create the secret, or correct the class's parameters (a class is immutable: delete and create it).",
 )
-def secret_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def secret_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The class's parameters name a secret for the driver that is not there."""
-    storage_class = needs_provisioning(world, claim)
+    storage_class = needs_provisioning(view, claim)
     if storage_class is None:
         return None
     parameters = storage_class.parameters
     for role in ("provisioner", "controller-publish", "node-stage", "node-publish", "controller-expand", "node-expand"):
         name = parameters.get(f"csi.storage.k8s.io/{role}-secret-name", "")
         namespace = parameters.get(f"csi.storage.k8s.io/{role}-secret-namespace", "")
-        if name and world.asked_secrets.get(f"{namespace}/{name}") is False:
+        if name and view.asked_secrets.get(f"{namespace}/{name}") is False:
             return Finding(
                 f"secret {namespace}/{name}, which class {storage_class.name} names, does not exist",
                 kubectl("get", "secret", name, namespace=namespace),
-                said(world.warning(claim, "ProvisioningFailed")),
+                said(view.warning(claim, "ProvisioningFailed")),
             )
     return None
 
@@ -173,12 +177,12 @@ def secret_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     "There is no room for a volume of that size",
     "Free space, add a pool, or ask for less. `moorage volume list` shows what holds the space.",
 )
-def no_capacity(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def no_capacity(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered RESOURCE_EXHAUSTED: no pool that the volume could live in has that much room."""
-    event = world.warning(claim, "ProvisioningFailed")
+    event = view.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) != "RESOURCE_EXHAUSTED":
         return None
-    want = bytes_text(bytes_of(claim.spec.resources.requests.get("storage")))
+    want = bytes_text(requested_bytes(claim))
     return Finding(
         f"the driver has no room for {want}", kubectl("get", "csistoragecapacities", flags=("-A",)), said(event)
     )
@@ -190,9 +194,9 @@ def no_capacity(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | N
     "The driver can never make a volume of that size",
     "Ask for a size within the driver's limits; its words name them.",
 )
-def size_impossible(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def size_impossible(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered OUT_OF_RANGE: the size is below its smallest or above its largest, or below the source's."""
-    event = world.warning(claim, "ProvisioningFailed")
+    event = view.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) != "OUT_OF_RANGE":
         return None
     return Finding(
@@ -208,15 +212,15 @@ def size_impossible(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
     "The driver refused what the class or claim asks for",
     "Correct the class's parameters or the claim; a class is immutable, so delete it and create it anew.",
 )
-def refused(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def refused(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered INVALID_ARGUMENT: an unknown parameter, an access mode or a volume mode that it does not
     have. It is tried again only every five minutes."""
-    event = world.warning(claim, "ProvisioningFailed")
+    event = view.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) != "INVALID_ARGUMENT":
         return None
     return Finding(
         f"the driver refuses to make the volume: {driver_words(event.message)}",
-        kubectl("get", "storageclass", class_name_of(claim) or "", flags=("-o", "yaml")),
+        kubectl("get", "storageclass", claim_class(claim), flags=("-o", "yaml")),
         said(event),
     )
 
@@ -227,9 +231,9 @@ def refused(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     "The driver cannot do what the claim asks for",
     "Use a driver that can, or create the claim without a data source or VolumeAttributesClass.",
 )
-def driver_lacks_capability(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def driver_lacks_capability(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver does not announce the capability for clones, snapshots or attributes that the claim needs."""
-    event = world.warning(claim, "ProvisioningFailed")
+    event = view.warning(claim, "ProvisioningFailed")
     signs = ("lacks the capability", "does not support")
     if not is_waiting(claim) or event is None or not any(sign in event.message for sign in signs):
         return None
@@ -246,9 +250,9 @@ def driver_lacks_capability(world: ClusterView, claim: PersistentVolumeClaim) ->
     "The driver does not answer",
     "Look at the driver's process and its log; the call is repeated until it has an answer, so nothing is made twice.",
 )
-def driver_silent(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def driver_silent(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """CreateVolume ended by its deadline, or nobody listens on the driver's socket."""
-    event = world.warning(claim, "ProvisioningFailed")
+    event = view.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) not in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
         return None
     return Finding(
@@ -264,9 +268,9 @@ def driver_silent(world: ClusterView, claim: PersistentVolumeClaim) -> Finding |
     "Provisioning fails",
     "Read the driver's words; it is tried again with growing waits.",
 )
-def provisioning_fails(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioning_fails(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """CreateVolume, or what comes before it, fails; the event holds the words of the driver or the provisioner."""
-    event = world.warning(claim, "ProvisioningFailed", "ProvisioningCleanupFailed")
+    event = view.warning(claim, "ProvisioningFailed", "ProvisioningCleanupFailed")
     if not is_waiting(claim) or event is None:
         return None
     return Finding(
@@ -282,17 +286,17 @@ def provisioning_fails(world: ClusterView, claim: PersistentVolumeClaim) -> Find
     "Nobody provisions for the driver",
     "Start the driver's provisioner (`moorage sidecars provisioner --csi-address …`).",
 )
-def provisioner_not_running(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioner_not_running(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim has been handed to the driver's provisioner, and the provisioner has not said a word about it."""
     driver = asked_of(claim)
     if not is_waiting(claim) or not driver:
         return None
-    if any(event.reason.startswith("Provisioning") for event in world.events_of(claim)):
+    if any(event.reason.startswith("Provisioning") for event in view.events_of(claim)):
         return None
     return Finding(
         f"it was handed to the provisioner of {driver}, which has not answered; is it running?",
         pods_like("provisioner"),
-        said(_newest(world, claim)),
+        said(_newest(view, claim)),
     )
 
 
@@ -302,11 +306,11 @@ def provisioner_not_running(world: ClusterView, claim: PersistentVolumeClaim) ->
     "The volume is being made",
     "Wait; the driver is at work.",
 )
-def provisioning(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def provisioning(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The provisioner has begun and has not finished: the driver's CreateVolume is running, or a copy is under way."""
-    if not is_waiting(claim) or not any(event.reason == "Provisioning" for event in world.events_of(claim)):
+    if not is_waiting(claim) or not any(event.reason == "Provisioning" for event in view.events_of(claim)):
         return None
-    return Finding(f"the provisioner of {asked_of(claim)} is making its volume", NOTHING, said(_newest(world, claim)))
+    return Finding(f"the provisioner of {asked_of(claim)} is making its volume", NOTHING, said(_newest(view, claim)))
 
 
 @cause(
@@ -315,9 +319,9 @@ def provisioning(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | 
     "Nobody binds claims to volumes",
     "Start the binder (kube-controller-manager, or `moorage controllers binder`).",
 )
-def binder_not_running(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def binder_not_running(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim is Pending, has a class or a volume that fits, and no controller has said or written anything."""
-    if not is_waiting(claim) or world.events_of(claim) or asked_of(claim):
+    if not is_waiting(claim) or view.events_of(claim) or asked_of(claim):
         return None
     return Finding(
         "nothing has happened to it at all: the volume binder does not seem to run",
@@ -339,5 +343,5 @@ def _names_a_class(claim: PersistentVolumeClaim) -> bool:
     return isinstance(spec, dict) and "storageClassName" in spec
 
 
-def _newest(world: ClusterView, claim: PersistentVolumeClaim) -> Event | None:
-    return next(iter(world.events_of(claim)), None)
+def _newest(view: ClusterView, claim: PersistentVolumeClaim) -> Event | None:
+    return next(iter(view.events_of(claim)), None)

@@ -15,7 +15,7 @@ from moorage.suggest import in_words, kubectl
     "The snapshot to restore does not exist",
     "Create the snapshot, or delete the claim.",
 )
-def source_snapshot_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def source_snapshot_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The data source is a VolumeSnapshot that is not in the claim's namespace."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if (
@@ -25,12 +25,12 @@ def source_snapshot_missing(world: ClusterView, claim: PersistentVolumeClaim) ->
         or source.namespace not in (None, claim.namespace)
     ):
         return None
-    if f"{claim.namespace}/{source.name}" in world.snapshots or "VolumeSnapshot" in world.unreadable:
+    if f"{claim.namespace}/{source.name}" in view.snapshots or "VolumeSnapshot" in view.unreadable:
         return None
     return Finding(
         f"it is to be restored from snapshot {source.name}, which does not exist in {claim.namespace}",
         kubectl("get", "volumesnapshot", namespace=claim.namespace),
-        said(world.warning(claim)),
+        said(view.warning(claim)),
     )
 
 
@@ -40,12 +40,12 @@ def source_snapshot_missing(world: ClusterView, claim: PersistentVolumeClaim) ->
     "The snapshot to restore is not ready",
     "Wait for the snapshot; the explanation follows it.",
 )
-def source_snapshot_not_ready(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def source_snapshot_not_ready(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The data source is a VolumeSnapshot whose readyToUse is not true yet."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None or source.kind != "VolumeSnapshot":
         return None
-    snapshot = world.snapshots.get(f"{claim.namespace}/{source.name}")
+    snapshot = view.snapshots.get(f"{claim.namespace}/{source.name}")
     if snapshot is None or (snapshot.status is not None and snapshot.status.ready_to_use):
         return None
     return Finding(f"it waits for snapshot {source.name} to be ready", waits_for=snapshot)
@@ -57,17 +57,17 @@ def source_snapshot_not_ready(world: ClusterView, claim: PersistentVolumeClaim) 
     "The claim to clone does not exist",
     "Create the source claim, or delete this one.",
 )
-def source_claim_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def source_claim_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The data source is a PersistentVolumeClaim that is not in the claim's namespace."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None or source.kind != "PersistentVolumeClaim":
         return None
-    if f"{claim.namespace}/{source.name}" in world.claims:
+    if f"{claim.namespace}/{source.name}" in view.claims:
         return None
     return Finding(
         f"it is to be cloned from claim {source.name}, which does not exist in {claim.namespace}",
         kubectl("get", "pvc", namespace=claim.namespace),
-        said(world.warning(claim)),
+        said(view.warning(claim)),
     )
 
 
@@ -77,12 +77,12 @@ def source_claim_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Fi
     "The claim to clone is not bound",
     "Wait for the source claim; the explanation follows it.",
 )
-def source_claim_not_bound(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def source_claim_not_bound(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A clone is made from a bound claim only."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None or source.kind != "PersistentVolumeClaim":
         return None
-    origin = world.claims.get(f"{claim.namespace}/{source.name}")
+    origin = view.claims.get(f"{claim.namespace}/{source.name}")
     if origin is None or origin.status.phase == "Bound":
         return None
     return Finding(f"it waits for claim {source.name}, its source, to be bound", waits_for=origin)
@@ -94,19 +94,19 @@ def source_claim_not_bound(world: ClusterView, claim: PersistentVolumeClaim) -> 
     "The source of the claim is being deleted",
     "Keep the source until the clone or restore is made; delete this claim if it came too late.",
 )
-def source_deleting(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def source_deleting(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The source still exists and is on its way out; a clone or restore that has not begun is refused."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None:
         return None
     key = f"{claim.namespace}/{source.name}"
-    origin = world.snapshots.get(key) if source.kind == "VolumeSnapshot" else world.claims.get(key)
-    if origin is None or not origin.is_deleting or world.warning(claim, "ProvisioningFailed") is None:
+    origin = view.snapshots.get(key) if source.kind == "VolumeSnapshot" else view.claims.get(key)
+    if origin is None or not origin.is_deleting or view.warning(claim, "ProvisioningFailed") is None:
         return None
     return Finding(
         f"its source {source.name} is being deleted",
         kubectl("get", origin.resource.kind.lower(), origin.name, namespace=claim.namespace, flags=("-o", "yaml")),
-        said(world.warning(claim, "ProvisioningFailed")),
+        said(view.warning(claim, "ProvisioningFailed")),
     )
 
 
@@ -116,18 +116,18 @@ def source_deleting(world: ClusterView, claim: PersistentVolumeClaim) -> Finding
     "The source of the claim belongs to another driver",
     "Use a class of the driver that has the source; no driver can read the volumes of another.",
 )
-def source_driver_differs(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def source_driver_differs(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A snapshot or a claim can only be copied by the driver that holds it."""
-    source, storage_class = claim.spec.data_source_ref or claim.spec.data_source, class_of(world, claim)
+    source, storage_class = claim.spec.data_source_ref or claim.spec.data_source, class_of(view, claim)
     if not is_waiting(claim) or source is None or storage_class is None:
         return None
-    driver = _driver_of_source(world, claim, source)
+    driver = _driver_of_source(view, claim, source)
     if not driver or driver == storage_class.provisioner:
         return None
     return Finding(
         f"its source {source.name} is of driver {driver}, its class {storage_class.name} of {storage_class.provisioner}",
         in_words("recreate claim {} with a class of {}", claim.name, driver),
-        said(world.warning(claim, "ProvisioningFailed")),
+        said(view.warning(claim, "ProvisioningFailed")),
     )
 
 
@@ -137,17 +137,17 @@ def source_driver_differs(world: ClusterView, claim: PersistentVolumeClaim) -> F
     "The claim is smaller than its source",
     "Ask for at least the size of the source.",
 )
-def source_too_large(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def source_too_large(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A restore or a clone must be at least as large as what it is made from."""
     source = claim.spec.data_source_ref or claim.spec.data_source
     if not is_waiting(claim) or source is None:
         return None
     size = 0
     if source.kind == "VolumeSnapshot":
-        snapshot = world.snapshots.get(f"{claim.namespace}/{source.name}")
+        snapshot = view.snapshots.get(f"{claim.namespace}/{source.name}")
         size = bytes_of(snapshot.status.restore_size) if snapshot is not None and snapshot.status is not None else 0
     elif source.kind == "PersistentVolumeClaim":
-        origin = world.claims.get(f"{claim.namespace}/{source.name}")
+        origin = view.claims.get(f"{claim.namespace}/{source.name}")
         size = bytes_of(origin.status.capacity.get("storage")) if origin is not None else 0
     want = bytes_of(claim.spec.resources.requests.get("storage"))
     if not size or want >= size:
@@ -155,7 +155,7 @@ def source_too_large(world: ClusterView, claim: PersistentVolumeClaim) -> Findin
     return Finding(
         f"it asks for {bytes_text(want)}, and its source {source.name} has {bytes_text(size)}",
         in_words("recreate the claim with at least {}", bytes_text(size)),
-        said(world.warning(claim)),
+        said(view.warning(claim)),
     )
 
 
@@ -165,7 +165,7 @@ def source_too_large(world: ClusterView, claim: PersistentVolumeClaim) -> Findin
     "The claim's data source needs a populator that is not there",
     "Install the populator for that kind, or use a VolumeSnapshot or a PersistentVolumeClaim as the source.",
 )
-def populator_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+def populator_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """`spec.dataSourceRef` names a kind that no CSI driver fills; an extra controller, a populator, must do it."""
     source = claim.spec.data_source_ref
     if not is_waiting(claim) or source is None or source.kind in ("VolumeSnapshot", "PersistentVolumeClaim"):
@@ -173,18 +173,18 @@ def populator_missing(world: ClusterView, claim: PersistentVolumeClaim) -> Findi
     return Finding(
         f"its content is to come from {source.kind} {source.name}, and nothing has filled it yet",
         kubectl("get", "volumepopulators"),
-        said(world.warning(claim)),
+        said(view.warning(claim)),
     )
 
 
-def _driver_of_source(world: ClusterView, claim: PersistentVolumeClaim, source: TypedReference) -> str:
+def _driver_of_source(view: ClusterView, claim: PersistentVolumeClaim, source: TypedReference) -> str:
     """The driver that holds what the claim is to be filled from; empty when it is not known."""
     key = f"{claim.namespace}/{source.name}"
     if source.kind == "VolumeSnapshot":
-        snapshot = world.snapshots.get(key)
+        snapshot = view.snapshots.get(key)
         name = snapshot.status.bound_volume_snapshot_content_name if snapshot is not None and snapshot.status else None
-        content = world.contents.get(name or "")
+        content = view.contents.get(name or "")
         return content.spec.driver if content is not None else ""
-    origin = world.claims.get(key) if source.kind == "PersistentVolumeClaim" else None
-    volume = world.volumes.get(origin.spec.volume_name) if origin is not None else None
+    origin = view.claims.get(key) if source.kind == "PersistentVolumeClaim" else None
+    volume = view.volumes.get(origin.spec.volume_name) if origin is not None else None
     return volume.spec.csi.driver if volume is not None and volume.spec.csi is not None else ""

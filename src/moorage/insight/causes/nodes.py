@@ -1,8 +1,8 @@
 """What keeps volumes from a node."""
 
-from moorage.insight.causes.advice import OUT_OF_SERVICE
 from moorage.insight.causes.model import Finding, cause
 from moorage.insight.cluster_view import ClusterView
+from moorage.kube.names import OUT_OF_SERVICE
 from moorage.kube.objects import Node
 from moorage.suggest import kubectl
 
@@ -13,7 +13,7 @@ from moorage.suggest import kubectl
     "The node is marked as out of service",
     "Remove the taint when the node is back; its volumes were detached without asking it.",
 )
-def out_of_service(world: ClusterView, node: Node) -> Finding | None:
+def out_of_service(view: ClusterView, node: Node) -> Finding | None:
     """The taint node.kubernetes.io/out-of-service says that the node is surely off: pods and volumes move on at once."""
     if not any(taint.key == OUT_OF_SERVICE for taint in node.spec.taints):
         return None
@@ -24,7 +24,7 @@ def out_of_service(world: ClusterView, node: Node) -> Finding | None:
 
 
 @cause("node-not-ready", Node, "The node is not ready", "Look at the node agent (kubelet, or `moorage node`) on it.")
-def not_ready(world: ClusterView, node: Node) -> Finding | None:
+def not_ready(view: ClusterView, node: Node) -> Finding | None:
     """The node agent has not reported in time; volumes that it uses stay attached for six minutes, for safety."""
     if node.is_ready:
         return None
@@ -34,7 +34,7 @@ def not_ready(world: ClusterView, node: Node) -> Finding | None:
 
 
 @cause("node-cordoned", Node, "The node takes no new pods", "kubectl uncordon NODE")
-def cordoned(world: ClusterView, node: Node) -> Finding | None:
+def cordoned(view: ClusterView, node: Node) -> Finding | None:
     """The node is marked unschedulable."""
     if not node.spec.unschedulable:
         return None
@@ -47,9 +47,9 @@ def cordoned(world: ClusterView, node: Node) -> Finding | None:
     "No CSI driver is registered on the node",
     "Start the driver and its registrar on the node.",
 )
-def without_drivers(world: ClusterView, node: Node) -> Finding | None:
+def without_drivers(view: ClusterView, node: Node) -> Finding | None:
     """CSINode lists what the node agent knows; it is empty or missing."""
-    found = world.node_drivers.get(node.name)
+    found = view.node_drivers.get(node.name)
     if found is not None and found.spec.drivers:
         return None
     return Finding("no CSI driver is registered on it", kubectl("get", "csinode", node.name, flags=("-o", "yaml")))
@@ -61,12 +61,12 @@ def without_drivers(world: ClusterView, node: Node) -> Finding | None:
     "The node has as many volumes as it takes",
     "Move pods to another node, or raise the driver's limit.",
 )
-def attach_limit(world: ClusterView, node: Node) -> Finding | None:
+def attach_limit(view: ClusterView, node: Node) -> Finding | None:
     """A driver's allocatable count on the node is used up."""
-    found = world.node_drivers.get(node.name)
+    found = view.node_drivers.get(node.name)
     for driver in found.spec.drivers if found is not None else []:
         limit = driver.allocatable.count if driver.allocatable is not None else None
-        used = sum(a.spec.node_name == node.name and a.spec.attacher == driver.name for a in world.attachments.values())
+        used = sum(a.spec.node_name == node.name and a.spec.attacher == driver.name for a in view.attachments.values())
         if limit is not None and used >= limit:
             return Finding(
                 f"driver {driver.name} takes {limit} volumes on it, and {used} are attached",

@@ -1,11 +1,12 @@
 """Why a pod does not start: its claims, its node, attaching, mounting."""
 
 from moorage.insight.causes.advice import stop
-from moorage.insight.causes.claims import SELECTED, is_late
 from moorage.insight.causes.model import Finding, cause, names, said
-from moorage.insight.cluster_view import ClusterView, claim_names
+from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of, nodes_that_fit
-from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.names import SELECTED_NODE
+from moorage.kube.objects import Event, Node, Pod
+from moorage.kube.volumes import waits_for_consumer
 from moorage.suggest import kubectl
 
 _AFFINITY = ("match PersistentVolume's node affinity", "volume node affinity conflict")
@@ -16,33 +17,23 @@ def is_starting(pod: Pod) -> bool:
     return pod.status.phase in ("", "Pending") and not pod.is_deleting
 
 
-def claims_of(world: ClusterView, pod: Pod) -> list[PersistentVolumeClaim]:
-    found = (world.claims.get(f"{pod.namespace}/{name}") for name in claim_names(pod))
-    return [claim for claim in found if claim is not None]
-
-
-def volumes_of(world: ClusterView, pod: Pod) -> list[PersistentVolume]:
-    found = (world.volumes.get(claim.spec.volume_name) for claim in claims_of(world, pod))
-    return [volume for volume in found if volume is not None]
-
-
 @cause(
     "pod-claim-missing",
     Pod,
     "The pod names a claim that does not exist",
     "Create the claim in the pod's namespace, or correct the name.",
 )
-def claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
+def claim_missing(view: ClusterView, pod: Pod) -> Finding | None:
     """A volume of the pod refers to a PersistentVolumeClaim that is not in its namespace."""
     if not is_starting(pod):
         return None
     for volume in pod.spec.volumes:
         source = volume.persistent_volume_claim
-        if source is not None and f"{pod.namespace}/{source.claim_name}" not in world.claims:
+        if source is not None and f"{pod.namespace}/{source.claim_name}" not in view.claims:
             return Finding(
                 f"it uses claim {source.claim_name}, which does not exist in namespace {pod.namespace}",
                 kubectl("get", "pvc", namespace=pod.namespace),
-                said(_unscheduled_event(world, pod)),
+                said(_unscheduled_event(view, pod)),
             )
     return None
 
@@ -53,13 +44,13 @@ def claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
     "A quota refuses the pod's claim",
     "Free some of the namespace's quota, raise it, or ask for less.",
 )
-def quota(world: ClusterView, pod: Pod) -> Finding | None:
+def quota(view: ClusterView, pod: Pod) -> Finding | None:
     """The claim for a generic ephemeral volume would exceed a ResourceQuota of the namespace."""
-    event = next((e for e in world.events_of(pod) if "exceeded quota" in e.message), None)
+    event = next((e for e in view.events_of(pod) if "exceeded quota" in e.message), None)
     missing = [
         f"{pod.name}-{volume.name}"
         for volume in pod.spec.volumes
-        if volume.ephemeral is not None and f"{pod.namespace}/{pod.name}-{volume.name}" not in world.claims
+        if volume.ephemeral is not None and f"{pod.namespace}/{pod.name}-{volume.name}" not in view.claims
     ]
     if not is_starting(pod) or event is None or not missing:
         return None
@@ -76,15 +67,15 @@ def quota(world: ClusterView, pod: Pod) -> Finding | None:
     "The pod's generic ephemeral claim has not been made",
     "Start the ephemeral volume controller (kube-controller-manager, or `moorage controllers ephemeral`).",
 )
-def ephemeral_claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
+def ephemeral_claim_missing(view: ClusterView, pod: Pod) -> Finding | None:
     """The pod has a generic ephemeral volume, and the claim POD-VOLUME that a controller makes for it is not there."""
     for volume in pod.spec.volumes:
         if (
             is_starting(pod)
             and volume.ephemeral is not None
-            and f"{pod.namespace}/{pod.name}-{volume.name}" not in world.claims
+            and f"{pod.namespace}/{pod.name}-{volume.name}" not in view.claims
         ):
-            event = world.warning(pod, "FailedCreate", "FailedBinding", "ProvisioningFailed")
+            event = view.warning(pod, "FailedCreate", "FailedBinding", "ProvisioningFailed")
             words = f": {event.message}" if event else ""
             return Finding(
                 f"claim {pod.name}-{volume.name} for its ephemeral volume has not been made{words}",
@@ -100,10 +91,10 @@ def ephemeral_claim_missing(world: ClusterView, pod: Pod) -> Finding | None:
     "A claim with the name of the pod's ephemeral claim belongs to something else",
     "Rename the pod or its volume, or remove the other claim.",
 )
-def ephemeral_claim_foreign(world: ClusterView, pod: Pod) -> Finding | None:
+def ephemeral_claim_foreign(view: ClusterView, pod: Pod) -> Finding | None:
     """A claim called POD-VOLUME exists and is not owned by this pod; it is never used for it."""
     for volume in pod.spec.volumes:
-        claim = world.claims.get(f"{pod.namespace}/{pod.name}-{volume.name}") if volume.ephemeral is not None else None
+        claim = view.claims.get(f"{pod.namespace}/{pod.name}-{volume.name}") if volume.ephemeral is not None else None
         if (
             is_starting(pod)
             and claim is not None
@@ -112,7 +103,7 @@ def ephemeral_claim_foreign(world: ClusterView, pod: Pod) -> Finding | None:
             return Finding(
                 f"claim {claim.name}, which its ephemeral volume needs, exists and is not its own",
                 kubectl("get", "pvc", claim.name, namespace=pod.namespace, flags=("-o", "yaml")),
-                said(world.warning(pod)),
+                said(view.warning(pod)),
             )
     return None
 
@@ -123,9 +114,9 @@ def ephemeral_claim_foreign(world: ClusterView, pod: Pod) -> Finding | None:
     "A claim of the pod is being deleted",
     "A claim that is being deleted takes no new pods. The explanation follows the claim and says how to keep its data.",
 )
-def claim_deleting(world: ClusterView, pod: Pod) -> Finding | None:
+def claim_deleting(view: ClusterView, pod: Pod) -> Finding | None:
     """The scheduler gives no node to a pod whose claim is being deleted."""
-    going = [claim for claim in claims_of(world, pod) if claim.is_deleting]
+    going = [claim for claim in view.claims_used_by(pod) if claim.is_deleting]
     if not is_starting(pod) or pod.spec.node_name or not going:
         return None
     return Finding(f"its claim {going[0].name} is being deleted", waits_for=going[0])
@@ -137,9 +128,9 @@ def claim_deleting(world: ClusterView, pod: Pod) -> Finding | None:
     "A claim of the pod has lost its volume",
     "The explanation follows the claim.",
 )
-def claim_lost(world: ClusterView, pod: Pod) -> Finding | None:
+def claim_lost(view: ClusterView, pod: Pod) -> Finding | None:
     """A claim in phase Lost cannot be mounted."""
-    lost = [claim for claim in claims_of(world, pod) if claim.status.phase == "Lost"]
+    lost = [claim for claim in view.claims_used_by(pod) if claim.status.phase == "Lost"]
     if not is_starting(pod) or not lost:
         return None
     return Finding(f"its claim {lost[0].name} has lost its volume", waits_for=lost[0])
@@ -151,17 +142,17 @@ def claim_lost(world: ClusterView, pod: Pod) -> Finding | None:
     "Another pod holds a ReadWriteOncePod claim",
     "Wait for the pod that holds it, or stop that pod; or use ReadWriteOnce.",
 )
-def rwop_conflict(world: ClusterView, pod: Pod) -> Finding | None:
+def rwop_conflict(view: ClusterView, pod: Pod) -> Finding | None:
     """A claim with access mode ReadWriteOncePod is for one pod at a time."""
     if not is_starting(pod):
         return None
-    for claim in claims_of(world, pod):
-        others = [p for p in world.pods_of(claim) if p.uid != pod.uid and p.spec.node_name]
+    for claim in view.claims_used_by(pod):
+        others = [p for p in view.pods_of(claim) if p.uid != pod.uid and p.spec.node_name]
         if "ReadWriteOncePod" in claim.spec.access_modes and others:
             return Finding(
                 f"claim {claim.name} is ReadWriteOncePod, and pod {names(others)} has it",
                 kubectl("describe", "pod", others[0].name, namespace=pod.namespace),
-                said(_unscheduled_event(world, pod)),
+                said(_unscheduled_event(view, pod)),
                 purpose="see what the other pod is for",
                 then=(stop(others[0], "free the claim for this pod"),),
             )
@@ -174,11 +165,11 @@ def rwop_conflict(world: ClusterView, pod: Pod) -> Finding | None:
     "The pod sets nodeName, and its claim waits for the scheduler",
     "Use a nodeSelector on kubernetes.io/hostname in place of nodeName.",
 )
-def node_name_late_binding(world: ClusterView, pod: Pod) -> Finding | None:
+def node_name_late_binding(view: ClusterView, pod: Pod) -> Finding | None:
     """A claim of a WaitForFirstConsumer class is provisioned after the scheduler has chosen a node; a pod with
     nodeName never passes the scheduler."""
-    waiting = [c for c in claims_of(world, pod) if c.status.phase in ("", "Pending") and not c.spec.volume_name]
-    late = [c for c in waiting if is_late(class_of(world, c)) and SELECTED not in c.annotations]
+    waiting = [c for c in view.claims_used_by(pod) if c.status.phase in ("", "Pending") and not c.spec.volume_name]
+    late = [c for c in waiting if waits_for_consumer(class_of(view, c)) and SELECTED_NODE not in c.annotations]
     if not is_starting(pod) or not pod.spec.node_name or not late:
         return None
     return Finding(
@@ -193,7 +184,7 @@ def node_name_late_binding(world: ClusterView, pod: Pod) -> Finding | None:
     "The nodes have as many volumes as they take",
     "Remove pods with volumes from a node, add a node, or raise the driver's limit.",
 )
-def attach_limit(world: ClusterView, pod: Pod) -> Finding | None:
+def attach_limit(view: ClusterView, pod: Pod) -> Finding | None:
     """The driver says how many volumes a node takes (CSINode allocatable), and every node that fits has that many."""
     message = _unscheduled_message(pod)
     if not is_starting(pod) or "max volume count" not in message:
@@ -209,16 +200,16 @@ def attach_limit(world: ClusterView, pod: Pod) -> Finding | None:
     "No node that the pod may run on can reach its volume",
     "Let the pod run where the volume is (its node affinity), or bring that node back.",
 )
-def volume_elsewhere(world: ClusterView, pod: Pod) -> Finding | None:
+def volume_elsewhere(view: ClusterView, pod: Pod) -> Finding | None:
     """A volume with node affinity lives on certain nodes; the pod has not been placed on one of them because they are
     gone, not ready, cordoned or excluded by the pod itself."""
     if not is_starting(pod) or pod.spec.node_name:
         return None
-    for volume in volumes_of(world, pod):
+    for volume in view.volumes_used_by(pod):
         if volume.spec.node_affinity is None:
             continue
-        fit = nodes_that_fit(world, volume)
-        usable = [name for name in fit if _is_usable(world.nodes[name])]
+        fit = nodes_that_fit(view, volume)
+        usable = [name for name in fit if _is_usable(view.nodes[name])]
         conflict = any(sign in _unscheduled_message(pod) for sign in _AFFINITY)
         if not usable or conflict:
             where = f"{', '.join(fit)} only, where the pod may not run" if fit else "no node that exists"
@@ -238,7 +229,7 @@ def volume_elsewhere(world: ClusterView, pod: Pod) -> Finding | None:
     "No node has room for the pod's new volumes",
     "Free space on a node, or ask for less; the capacity objects say what each node has.",
 )
-def no_capacity(world: ClusterView, pod: Pod) -> Finding | None:
+def no_capacity(view: ClusterView, pod: Pod) -> Finding | None:
     """The driver publishes how much room each node has (CSIStorageCapacity), and none has enough for all claims of the
     pod together."""
     message = _unscheduled_message(pod)
@@ -257,12 +248,12 @@ def no_capacity(world: ClusterView, pod: Pod) -> Finding | None:
     "A claim of the pod is not bound",
     "The explanation follows the claim.",
 )
-def claim_pending(world: ClusterView, pod: Pod) -> Finding | None:
+def claim_pending(view: ClusterView, pod: Pod) -> Finding | None:
     """The pod cannot be placed before its claims are bound, except for claims that wait for the pod itself."""
     if not is_starting(pod):
         return None
-    for claim in claims_of(world, pod):
-        late, chosen = is_late(class_of(world, claim)), SELECTED in claim.annotations
+    for claim in view.claims_used_by(pod):
+        late, chosen = waits_for_consumer(class_of(view, claim)), SELECTED_NODE in claim.annotations
         if claim.status.phase in ("", "Pending") and (not late or chosen):
             return Finding(f"it waits for claim {claim.name} to be bound", waits_for=claim)
     return None
@@ -274,7 +265,7 @@ def claim_pending(world: ClusterView, pod: Pod) -> Finding | None:
     "No node fits the pod",
     "Each node's reason is listed; change what the pod asks for, or the node.",
 )
-def no_node_fits(world: ClusterView, pod: Pod) -> Finding | None:
+def no_node_fits(view: ClusterView, pod: Pod) -> Finding | None:
     """The scheduler looked at every node and none will do; it says why for each."""
     message = _unscheduled_message(pod)
     if not is_starting(pod) or pod.spec.node_name or not message:
@@ -282,7 +273,7 @@ def no_node_fits(world: ClusterView, pod: Pod) -> Finding | None:
     return Finding(
         f"no node fits: {message}",
         kubectl("describe", "pod", pod.name, namespace=pod.namespace),
-        tuple(f"{node.name}: {_state(node)}" for node in world.nodes.values()),
+        tuple(f"{node.name}: {_state(node)}" for node in view.nodes.values()),
     )
 
 
@@ -292,7 +283,7 @@ def no_node_fits(world: ClusterView, pod: Pod) -> Finding | None:
     "Nobody schedules the pod",
     "Start the scheduler (kube-scheduler, or `moorage controllers scheduler`), or correct schedulerName.",
 )
-def scheduler_not_running(world: ClusterView, pod: Pod) -> Finding | None:
+def scheduler_not_running(view: ClusterView, pod: Pod) -> Finding | None:
     """The pod has no node, and no scheduler has said anything about it."""
     if not is_starting(pod) or pod.spec.node_name:
         return None
@@ -309,8 +300,8 @@ def _unscheduled_message(pod: Pod) -> str:
     return ""
 
 
-def _unscheduled_event(world: ClusterView, pod: Pod) -> Event | None:
-    return world.warning(pod, "FailedScheduling")
+def _unscheduled_event(view: ClusterView, pod: Pod) -> Event | None:
+    return view.warning(pod, "FailedScheduling")
 
 
 def _is_usable(node: Node) -> bool:

@@ -2,9 +2,10 @@
 
 from moorage.insight.causes.advice import Advice, out_of_service, stop
 from moorage.insight.causes.model import Finding, cause, names, said
-from moorage.insight.causes.pods import is_starting, volumes_of
+from moorage.insight.causes.pods import is_starting
 from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import Event, Pod, VolumeAttachment
+from moorage.kube.volumes import requires_attach
 from moorage.suggest import Command, kubectl
 
 
@@ -14,9 +15,9 @@ from moorage.suggest import Command, kubectl
     "The pod's node does not exist any more",
     "Bring the node back. Only if its machine is surely off, delete the pod with --force; its owner makes a new one.",
 )
-def node_gone(world: ClusterView, pod: Pod) -> Finding | None:
+def node_gone(view: ClusterView, pod: Pod) -> Finding | None:
     """The pod was placed on a node that has been removed from the cluster."""
-    if not pod.spec.node_name or pod.spec.node_name in world.nodes or pod.status.phase in ("Succeeded", "Failed"):
+    if not pod.spec.node_name or pod.spec.node_name in view.nodes or pod.status.phase in ("Succeeded", "Failed"):
         return None
     return Finding(
         f"its node {pod.spec.node_name} does not exist",
@@ -38,9 +39,9 @@ def node_gone(world: ClusterView, pod: Pod) -> Finding | None:
     "The pod's node is not ready",
     "Bring the node back; if it will not come back, taint it node.kubernetes.io/out-of-service so that volumes move on.",
 )
-def node_not_ready(world: ClusterView, pod: Pod) -> Finding | None:
+def node_not_ready(view: ClusterView, pod: Pod) -> Finding | None:
     """The node agent of the pod's node does not report, so nothing is started, stopped or unmounted there."""
-    node = world.nodes.get(pod.spec.node_name)
+    node = view.nodes.get(pod.spec.node_name)
     if node is None or node.is_ready or pod.status.phase in ("Succeeded", "Failed"):
         return None
     return Finding(f"its node {node.name} is not ready", kubectl("describe", "node", node.name), waits_for=node)
@@ -53,29 +54,29 @@ def node_not_ready(world: ClusterView, pod: Pod) -> Finding | None:
     "Let both pods run on one node, or stop the pod that has the volume. Only if that node's machine is surely off, "
     "taint it node.kubernetes.io/out-of-service.",
 )
-def multi_attach(world: ClusterView, pod: Pod) -> Finding | None:
+def multi_attach(view: ClusterView, pod: Pod) -> Finding | None:
     """A ReadWriteOnce volume can be on one node at a time, and another node has it."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
-    for volume in volumes_of(world, pod):
-        elsewhere = [a for a in world.attachments_of(volume) if a.spec.node_name != pod.spec.node_name]
+    for volume in view.volumes_used_by(pod):
+        elsewhere = [a for a in view.attachments_of(volume) if a.spec.node_name != pod.spec.node_name]
         if not elsewhere or any(mode.endswith("Many") for mode in volume.spec.access_modes):
             continue
         node = elsewhere[0].spec.node_name
-        holders = [p for p in world.pods.values() if p.spec.node_name == node and volume in volumes_of(world, p)]
+        holders = [p for p in view.pods.values() if p.spec.node_name == node and volume in view.volumes_used_by(p)]
         by = f" and used by pod {names(holders)}" if holders else ""
         return Finding(
             f"its volume {volume.name} is still attached to node {node}{by}",
-            *_release(world, node, holders, said(world.warning(pod, "FailedAttachVolume")), elsewhere[0]),
+            *_release(view, node, holders, said(view.warning(pod, "FailedAttachVolume")), elsewhere[0]),
         )
     return None
 
 
 def _release(
-    world: ClusterView, node: str, holders: list[Pod], evidence: tuple[str, ...], attachment: VolumeAttachment
+    view: ClusterView, node: str, holders: list[Pod], evidence: tuple[str, ...], attachment: VolumeAttachment
 ) -> tuple[Command, tuple[str, ...], VolumeAttachment, str, tuple[Advice, ...]]:
     """How a volume leaves the node that has it: by the node itself, unless its machine is off."""
-    found = world.nodes.get(node)
+    found = view.nodes.get(node)
     if attachment.is_deleting:
         return kubectl("describe", "node", node), evidence, attachment, "", ()
     if found is not None and found.is_ready and holders:
@@ -92,18 +93,18 @@ def _release(
     "The driver is not registered on the pod's node",
     "Start the driver and its registrar on that node; `kubectl get csinode` must list it.",
 )
-def driver_not_registered(world: ClusterView, pod: Pod) -> Finding | None:
+def driver_not_registered(view: ClusterView, pod: Pod) -> Finding | None:
     """The node agent does not know the driver of the pod's volume: the CSINode object has no entry for it."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
-    wanted = {volume.spec.csi.driver for volume in volumes_of(world, pod) if volume.spec.csi is not None}
+    wanted = {volume.spec.csi.driver for volume in view.volumes_used_by(pod) if volume.spec.csi is not None}
     wanted |= {volume.csi.driver for volume in pod.spec.volumes if volume.csi is not None}
     for driver in sorted(wanted):
-        if not world.has_driver(pod.spec.node_name, driver):
+        if not view.has_driver(pod.spec.node_name, driver):
             return Finding(
                 f"driver {driver} is not registered on node {pod.spec.node_name}",
                 kubectl("get", "csinode", pod.spec.node_name, flags=("-o", "yaml")),
-                said(_mount_event(world, pod)),
+                said(_mount_event(view, pod)),
             )
     return None
 
@@ -114,15 +115,15 @@ def driver_not_registered(world: ClusterView, pod: Pod) -> Finding | None:
     "The driver does not take inline volumes",
     "Use a claim, or a driver whose CSIDriver lists Ephemeral in volumeLifecycleModes.",
 )
-def inline_not_allowed(world: ClusterView, pod: Pod) -> Finding | None:
+def inline_not_allowed(view: ClusterView, pod: Pod) -> Finding | None:
     """The pod has a `csi:` volume of its own, and the driver's CSIDriver object does not say that it takes those."""
     for volume in pod.spec.volumes:
-        driver = world.drivers.get(volume.csi.driver) if volume.csi is not None else None
+        driver = view.drivers.get(volume.csi.driver) if volume.csi is not None else None
         if is_starting(pod) and driver is not None and "Ephemeral" not in driver.spec.volume_lifecycle_modes:
             return Finding(
                 f"driver {driver.name} does not take inline volumes (volume {volume.name})",
                 kubectl("get", "csidriver", driver.name, flags=("-o", "yaml")),
-                said(_mount_event(world, pod)),
+                said(_mount_event(view, pod)),
             )
     return None
 
@@ -133,12 +134,12 @@ def inline_not_allowed(world: ClusterView, pod: Pod) -> Finding | None:
     "The volume is not attached to the node yet",
     "The explanation follows the attachment.",
 )
-def attaching(world: ClusterView, pod: Pod) -> Finding | None:
+def attaching(view: ClusterView, pod: Pod) -> Finding | None:
     """The node mounts a volume only after it has been attached to it."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
-    for volume in volumes_of(world, pod):
-        for attachment in world.attachments_of(volume):
+    for volume in view.volumes_used_by(pod):
+        for attachment in view.attachments_of(volume):
             if attachment.spec.node_name == pod.spec.node_name and not attachment.status.attached:
                 return Finding(
                     f"it waits for volume {volume.name} to be attached to {pod.spec.node_name}", waits_for=attachment
@@ -152,15 +153,15 @@ def attaching(world: ClusterView, pod: Pod) -> Finding | None:
     "Nobody has begun to attach the volume",
     "Start the attach/detach controller (kube-controller-manager, or `moorage controllers attachdetach`).",
 )
-def attach_not_begun(world: ClusterView, pod: Pod) -> Finding | None:
+def attach_not_begun(view: ClusterView, pod: Pod) -> Finding | None:
     """The driver needs attaching (CSIDriver attachRequired), and there is no VolumeAttachment for the pod's node."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
-    for volume in volumes_of(world, pod):
-        if volume.spec.csi is None or not _needs_attach(world, volume.spec.csi.driver):
+    for volume in view.volumes_used_by(pod):
+        if volume.spec.csi is None or not requires_attach(view.drivers.get(volume.spec.csi.driver)):
             continue
-        if not any(a.spec.node_name == pod.spec.node_name for a in world.attachments_of(volume)):
-            event: Event | None = world.warning(pod, "FailedAttachVolume")
+        if not any(a.spec.node_name == pod.spec.node_name for a in view.attachments_of(volume)):
+            event: Event | None = view.warning(pod, "FailedAttachVolume")
             words = f": {event.message}" if event else ""
             return Finding(
                 f"volume {volume.name} has not been attached to {pod.spec.node_name}{words}",
@@ -170,10 +171,5 @@ def attach_not_begun(world: ClusterView, pod: Pod) -> Finding | None:
     return None
 
 
-def _needs_attach(world: ClusterView, driver: str) -> bool:
-    found = world.drivers.get(driver)
-    return found is None or found.spec.attach_required is not False
-
-
-def _mount_event(world: ClusterView, pod: Pod) -> Event | None:
-    return world.warning(pod, "FailedMount", "FailedMapVolume")
+def _mount_event(view: ClusterView, pod: Pod) -> Event | None:
+    return view.warning(pod, "FailedMount", "FailedMapVolume")

@@ -3,17 +3,17 @@
 import re
 
 from moorage.insight.causes.model import Finding, cause, said
-from moorage.insight.causes.pods import claims_of, is_starting, volumes_of
+from moorage.insight.causes.pods import is_starting
 from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import ContainerStatus, Event, Pod
 from moorage.suggest import Command, kubectl
 
 
-def _mount_words(world: ClusterView, pod: Pod) -> Event | None:
+def _mount_words(view: ClusterView, pod: Pod) -> Event | None:
     """The newest words about mounting; that it took too long is told only when nothing says why."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
-    told = [e for e in world.events_of(pod) if e.type == "Warning" and e.reason in ("FailedMount", "FailedMapVolume")]
+    told = [e for e in view.events_of(pod) if e.type == "Warning" and e.reason in ("FailedMount", "FailedMapVolume")]
     return next((e for e in told if not e.message.startswith("Unable to attach or mount")), told[0] if told else None)
 
 
@@ -27,9 +27,9 @@ def _step(pod: Pod) -> Command:
     "A secret that the pod or its volume needs does not exist",
     "Create the secret in the namespace that is named.",
 )
-def secret_missing(world: ClusterView, pod: Pod) -> Finding | None:
+def secret_missing(view: ClusterView, pod: Pod) -> Finding | None:
     """Mounting stops because a secret (of the pod, or for the driver) cannot be read."""
-    event = _mount_words(world, pod)
+    event = _mount_words(view, pod)
     if event is None or "secret" not in event.message.lower() or not _is_absent(event.message):
         return None
     return Finding(
@@ -43,9 +43,9 @@ def secret_missing(world: ClusterView, pod: Pod) -> Finding | None:
     "A config map that the pod needs does not exist",
     "Create the config map.",
 )
-def configmap_missing(world: ClusterView, pod: Pod) -> Finding | None:
+def configmap_missing(view: ClusterView, pod: Pod) -> Finding | None:
     """Mounting stops because a config map cannot be read."""
-    event = _mount_words(world, pod)
+    event = _mount_words(view, pod)
     if event is None or "configmap" not in event.message.lower() or not _is_absent(event.message):
         return None
     return Finding(
@@ -61,9 +61,9 @@ def configmap_missing(world: ClusterView, pod: Pod) -> Finding | None:
     "The volume's filesystem is damaged",
     "Take a copy of the volume, then repair it (e2fsck -f, xfs_repair) while it is not mounted; it is never reformatted.",
 )
-def filesystem_damaged(world: ClusterView, pod: Pod) -> Finding | None:
+def filesystem_damaged(view: ClusterView, pod: Pod) -> Finding | None:
     """The check before the mount, or the mount itself, found errors that need a person."""
-    event = _mount_words(world, pod)
+    event = _mount_words(view, pod)
     signs = ("fsck", "corrupt", "structure needs cleaning", "damaged", "needs repair", "bad magic")
     if event is None or not any(sign in event.message.lower() for sign in signs):
         return None
@@ -76,9 +76,9 @@ def filesystem_damaged(world: ClusterView, pod: Pod) -> Finding | None:
     "The volume could not be formatted",
     "Read the words of mkfs: the volume may be too small for the filesystem, or hold data that must not be lost.",
 )
-def format_failed(world: ClusterView, pod: Pod) -> Finding | None:
+def format_failed(view: ClusterView, pod: Pod) -> Finding | None:
     """mkfs failed at the first use of the volume, or refused because the device is not empty."""
-    event = _mount_words(world, pod)
+    event = _mount_words(view, pod)
     signs = ("mkfs", "failed to format", "cannot be formatted", "never formatted", "no known filesystem")
     if event is None or not any(sign in event.message.lower() for sign in signs):
         return None
@@ -91,9 +91,9 @@ def format_failed(world: ClusterView, pod: Pod) -> Finding | None:
     "The driver does not answer on the node",
     "Look at the driver's process on that node; restarting it disturbs no running pod.",
 )
-def driver_silent(world: ClusterView, pod: Pod) -> Finding | None:
+def driver_silent(view: ClusterView, pod: Pod) -> Finding | None:
     """NodeStageVolume or NodePublishVolume ended by its deadline, or nobody listens on the driver's socket."""
-    event = _mount_words(world, pod)
+    event = _mount_words(view, pod)
     signs = (
         "deadlineexceeded",
         "deadline_exceeded",
@@ -113,10 +113,10 @@ def driver_silent(world: ClusterView, pod: Pod) -> Finding | None:
     "The kernel refuses the mount options",
     "Correct mountOptions of the class, or of the volume.",
 )
-def mount_option_refused(world: ClusterView, pod: Pod) -> Finding | None:
+def mount_option_refused(view: ClusterView, pod: Pod) -> Finding | None:
     """mount(2) answered that an option is invalid; the options come from the class or the volume."""
-    event = _mount_words(world, pod)
-    options = [volume for volume in volumes_of(world, pod) if volume.spec.mount_options]
+    event = _mount_words(view, pod)
+    options = [volume for volume in view.volumes_used_by(pod) if volume.spec.mount_options]
     signs = ("invalid argument", "bad option", "unknown mount option", "unrecognized mount option")
     if event is None or not options or not any(sign in event.message.lower() for sign in signs):
         return None
@@ -133,18 +133,18 @@ def mount_option_refused(world: ClusterView, pod: Pod) -> Finding | None:
     "The volume holds another filesystem than is asked for",
     "Set fsType of the class or volume to what the volume holds; it is never formatted over.",
 )
-def filesystem_differs(world: ClusterView, pod: Pod) -> Finding | None:
+def filesystem_differs(view: ClusterView, pod: Pod) -> Finding | None:
     """The volume was formatted with one filesystem and is asked for with another; its data is left as it is."""
-    event = _mount_words(world, pod)
+    event = _mount_words(view, pod)
     if event is None or not re.search(r"holds \w+ and not|wrong fs type", event.message):
         return None
     return Finding(f"its volume holds another filesystem than is asked for: {event.message}", _step(pod), said(event))
 
 
 @cause("pod-mount-fails", Pod, "Mounting fails", "Read the driver's words; it is tried again with growing waits.")
-def mount_fails(world: ClusterView, pod: Pod) -> Finding | None:
+def mount_fails(view: ClusterView, pod: Pod) -> Finding | None:
     """Staging or publishing the volume fails; the event holds the driver's words."""
-    event = _mount_words(world, pod)
+    event = _mount_words(view, pod)
     if event is None:
         return None
     return Finding(f"mounting fails: {event.message}", _step(pod), said(event))
@@ -156,7 +156,7 @@ def mount_fails(world: ClusterView, pod: Pod) -> Finding | None:
     "The container's image cannot be had",
     "On the embedded cluster use image: host; elsewhere correct the image's name or the registry's credentials.",
 )
-def image(world: ClusterView, pod: Pod) -> Finding | None:
+def image(view: ClusterView, pod: Pod) -> Finding | None:
     """A container waits for its image."""
     for status in pod.status.container_statuses:
         waiting = status.state.get("waiting") or {}
@@ -173,7 +173,7 @@ def image(world: ClusterView, pod: Pod) -> Finding | None:
     "A container cannot be made as it is described",
     "Correct the container: a secret or config map for its environment, its security context, its command.",
 )
-def container_config(world: ClusterView, pod: Pod) -> Finding | None:
+def container_config(view: ClusterView, pod: Pod) -> Finding | None:
     """The volumes are mounted, and the container's description cannot be carried out."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = status.state.get("waiting") or {}
@@ -190,10 +190,10 @@ def container_config(world: ClusterView, pod: Pod) -> Finding | None:
     "The pod's fsGroup has no effect on its volume",
     "Set fsGroupPolicy: File on the CSIDriver (delete and create it), or set owners inside the volume by hand.",
 )
-def fs_group_ignored(world: ClusterView, pod: Pod) -> Finding | None:
+def fs_group_ignored(view: ClusterView, pod: Pod) -> Finding | None:
     """The pod asks for a group on its volumes, and the driver's fsGroupPolicy says that ownership is left alone;
     a container that fails may lack the right to write."""
-    note = fs_group_note(world, pod)
+    note = fs_group_note(view, pod)
     if not note or pod.is_deleting or not any(_has_failed(status) for status in pod.status.container_statuses):
         return None
     return Finding(
@@ -208,7 +208,7 @@ def fs_group_ignored(world: ClusterView, pod: Pod) -> Finding | None:
     "A container ends again and again",
     "Read the container's log; its volumes are mounted.",
 )
-def crashing(world: ClusterView, pod: Pod) -> Finding | None:
+def crashing(view: ClusterView, pod: Pod) -> Finding | None:
     """The volumes are there and the process fails; a permission error on the volume is a matter of fsGroup."""
     for status in pod.status.container_statuses:
         waiting = status.state.get("waiting") or {}
@@ -217,7 +217,7 @@ def crashing(world: ClusterView, pod: Pod) -> Finding | None:
             return Finding(
                 f"container {status.name} ends with code {ended} each time it is started",
                 kubectl("logs", "", pod.name, namespace=pod.namespace, flags=("-c", status.name, "--previous")),
-                fs_group_note(world, pod),
+                fs_group_note(view, pod),
             )
     return None
 
@@ -228,13 +228,13 @@ def crashing(world: ClusterView, pod: Pod) -> Finding | None:
     "The pod is being deleted and has not ended",
     "Wait for its grace period; a finalizer is removed by its owner, a dead node needs --force.",
 )
-def deleting(world: ClusterView, pod: Pod) -> Finding | None:
+def deleting(view: ClusterView, pod: Pod) -> Finding | None:
     """The node stops the containers, unmounts the volumes and lets the object go; a finalizer can hold it longer."""
     if not pod.is_deleting:
         return None
     if pod.finalizers:
         return Finding(f"it is being deleted and finalizer {pod.finalizers[0]} holds it", _step(pod))
-    event = world.warning(pod, "FailedUnMount", "FailedKillPod", "FailedUnmapDevice")
+    event = view.warning(pod, "FailedUnMount", "FailedKillPod", "FailedUnmapDevice")
     words = f": {event.message}" if event else ""
     return Finding(f"it is being stopped on node {pod.spec.node_name or '(none)'}{words}", _step(pod), said(event))
 
@@ -245,7 +245,7 @@ def deleting(world: ClusterView, pod: Pod) -> Finding | None:
     "The node is starting the pod",
     "Wait; mounting and starting take a moment.",
 )
-def starting(world: ClusterView, pod: Pod) -> Finding | None:
+def starting(view: ClusterView, pod: Pod) -> Finding | None:
     """The pod has a node, its volumes are attached, and nothing has failed so far."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
@@ -258,9 +258,9 @@ def starting(world: ClusterView, pod: Pod) -> Finding | None:
     "The pod runs, and its claim or volume is being deleted",
     "The pod is not disturbed until it ends. The explanation follows the claim or volume and says how to keep the data.",
 )
-def volume_deleting(world: ClusterView, pod: Pod) -> Finding | None:
+def volume_deleting(view: ClusterView, pod: Pod) -> Finding | None:
     """A finalizer keeps a claim and its volume as long as the pod uses them; afterwards the deletion goes on."""
-    claims, volumes = claims_of(world, pod), volumes_of(world, pod)
+    claims, volumes = view.claims_used_by(pod), view.volumes_used_by(pod)
     if pod.is_deleting or pod.is_terminated:
         return None
     for claim in claims:
@@ -282,14 +282,14 @@ def _has_failed(status: ContainerStatus) -> bool:
     return any(one.get("exitCode") for one in ended)
 
 
-def fs_group_note(world: ClusterView, pod: Pod) -> tuple[str, ...]:
+def fs_group_note(view: ClusterView, pod: Pod) -> tuple[str, ...]:
     context = pod.spec.security_context
     if context is None or context.fs_group is None:
         return ()
-    for volume in volumes_of(world, pod):
+    for volume in view.volumes_used_by(pod):
         if volume.spec.csi is None:
             continue
-        driver = world.drivers.get(volume.spec.csi.driver)
+        driver = view.drivers.get(volume.spec.csi.driver)
         policy = (driver.spec.fs_group_policy if driver is not None else None) or "ReadWriteOnceWithFSType"
         once = set(volume.spec.access_modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}
         if policy == "None" or (policy == "ReadWriteOnceWithFSType" and not (once and volume.spec.csi.fs_type)):

@@ -4,10 +4,9 @@ from moorage.insight.causes.advice import Advice, keep_data, stop
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import holder_of, is_leaderless, nodes_that_fit
+from moorage.kube.names import PROVISIONED_BY, VOLUME_PROTECTION
 from moorage.kube.objects import PersistentVolume, Pod
 from moorage.suggest import command, in_words, kubectl, pods_like, saved
-
-_PROTECTION = "kubernetes.io/pv-protection"
 
 
 @cause(
@@ -17,16 +16,16 @@ _PROTECTION = "kubernetes.io/pv-protection"
     "A deletion cannot be taken back, but the data can be kept: set the reclaim policy to Retain, save both objects, "
     "delete the claim, and create both again with the same volumeHandle.",
 )
-def deleting_bound(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def deleting_bound(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The finalizer kubernetes.io/pv-protection stays for as long as the volume is Bound."""
-    if not volume.is_deleting or _PROTECTION not in volume.finalizers or volume.status.phase != "Bound":
+    if not volume.is_deleting or VOLUME_PROTECTION not in volume.finalizers or volume.status.phase != "Bound":
         return None
-    claim = world.claims.get(holder_of(volume))
-    users = world.pods_of(claim) if claim is not None else []
+    claim = view.claims.get(holder_of(volume))
+    users = view.pods_of(claim) if claim is not None else []
     return Finding(
         f"it is being deleted, and claim {holder_of(volume)} is bound to it",
         keep_data(volume),
-        (f"finalizer {_PROTECTION}",),
+        (f"finalizer {VOLUME_PROTECTION}",),
         claim if claim is not None and claim.is_deleting else None,
         "keep the data when the volume object is gone",
         _recreation(volume, users),
@@ -64,9 +63,9 @@ def _recreation(volume: PersistentVolume, users: list[Pod]) -> tuple[Advice, ...
     "The volume is being deleted and is still attached",
     "The explanation follows the attachment.",
 )
-def deleting_attached(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def deleting_attached(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The attacher's finalizer stays for as long as a VolumeAttachment names the volume."""
-    attached = world.attachments_of(volume)
+    attached = view.attachments_of(volume)
     if not volume.is_deleting or not attached:
         return None
     return Finding(
@@ -80,9 +79,9 @@ def deleting_attached(world: ClusterView, volume: PersistentVolume) -> Finding |
     "The driver fails to delete the volume",
     "Read the driver's words; it is tried again with growing waits.",
 )
-def delete_fails(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def delete_fails(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """DeleteVolume fails; the volume is kept until it succeeds."""
-    event = world.warning(volume, "VolumeFailedDelete")
+    event = view.warning(volume, "VolumeFailedDelete")
     is_wanted = volume.status.phase in ("Released", "Failed") and (
         volume.spec.persistent_volume_reclaim_policy == "Delete" or volume.is_deleting
     )
@@ -98,12 +97,12 @@ def delete_fails(world: ClusterView, volume: PersistentVolume) -> Finding | None
     "external-provisioner.volume.kubernetes.io/finalizer is removed by the driver's provisioner after DeleteVolume; "
     "external-attacher/… by its attacher.",
 )
-def deleting_finalizer(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def deleting_finalizer(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The object is being deleted and waits for the component whose finalizer it carries."""
-    others = [name for name in volume.finalizers if name != _PROTECTION]
+    others = [name for name in volume.finalizers if name != VOLUME_PROTECTION]
     if not volume.is_deleting or not volume.finalizers:
         return None
-    name = others[0] if others else _PROTECTION
+    name = others[0] if others else VOLUME_PROTECTION
     return Finding(
         f"it is being deleted and finalizer {name} holds it",
         kubectl("get", "pv", volume.name, flags=("-o", "yaml")),
@@ -118,7 +117,7 @@ def deleting_finalizer(world: ClusterView, volume: PersistentVolume) -> Finding 
     "To use it again, remove spec.claimRef.uid, which reserves it for a new claim of the same name, and create that "
     "claim with volumeName. To drop it, delete it and its storage.",
 )
-def released_retained(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def released_retained(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The reclaim policy is Retain: after its claim was deleted the volume stays Released, and no claim gets it until a
     person clears claimRef."""
     if volume.status.phase != "Released" or volume.spec.persistent_volume_reclaim_policy != "Retain":
@@ -141,19 +140,17 @@ def released_retained(world: ClusterView, volume: PersistentVolume) -> Finding |
     "The volume's claim is gone and the volume is not deleted",
     "Start the driver's provisioner, which deletes volumes too (`moorage sidecars provisioner`).",
 )
-def released_undeleted(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def released_undeleted(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The policy is Delete, and the driver's provisioner has neither deleted the volume nor said why not."""
     if volume.status.phase != "Released" or volume.spec.persistent_volume_reclaim_policy != "Delete":
         return None
-    driver = (
-        volume.spec.csi.driver if volume.spec.csi else volume.annotations.get("pv.kubernetes.io/provisioned-by", "?")
-    )
-    attached = world.attachments_of(volume)
+    driver = volume.spec.csi.driver if volume.spec.csi else volume.annotations.get(PROVISIONED_BY, "?")
+    attached = view.attachments_of(volume)
     if attached:
         return Finding(
             f"it is to be deleted once it is detached from {attached[0].spec.node_name}", waits_for=attached[0]
         )
-    stale = is_leaderless(world, driver, "provisioner")
+    stale = is_leaderless(view, driver, "provisioner")
     return Finding(
         f"it is to be deleted by the provisioner of {driver}, which has not done so"
         + (" (its lease has run out)" if stale else ""),
@@ -167,14 +164,14 @@ def released_undeleted(world: ClusterView, volume: PersistentVolume) -> Finding 
     "Reclaiming the volume failed",
     "Read its message.",
 )
-def failed(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def failed(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The phase is Failed: the volume could not be deleted or recycled, or its policy is unknown."""
     if volume.status.phase != "Failed":
         return None
     return Finding(
         f"reclaiming it failed: {volume.status.message or 'no message'}",
         kubectl("describe", "pv", volume.name),
-        said(world.warning(volume)),
+        said(view.warning(volume)),
     )
 
 
@@ -185,9 +182,9 @@ def failed(world: ClusterView, volume: PersistentVolume) -> Finding | None:
     "Bring the node back under its name. Only if it is gone for good, and the data with it, delete the claim and the "
     "volume.",
 )
-def node_gone(world: ClusterView, volume: PersistentVolume) -> Finding | None:
+def node_gone(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The volume's node affinity matches no node of the cluster."""
-    if volume.spec.node_affinity is None or volume.spec.node_affinity.required is None or nodes_that_fit(world, volume):
+    if volume.spec.node_affinity is None or volume.spec.node_affinity.required is None or nodes_that_fit(view, volume):
         return None
     values = [
         v
