@@ -437,7 +437,8 @@ def test_a_file_name_that_is_no_unicode_is_shown():
 DOOR = {"cli/show.py", "log.py"}
 BESIDE_THE_DOOR = {
     "cli/apiserver.py": "its own addresses and paths, before a cluster exists",
-    "plugin/__main__.py": "its own start; its messages go to a log",
+    "plugin/__main__.py": "an error at its start, as one line",
+    "sdk/command.py": "an error at the start of a driver, as one line",
 }
 
 

@@ -17,6 +17,7 @@ from moorage import log  # noqa: E402
 from moorage.errors import MoorageError  # noqa: E402
 from moorage.plugin.run import run  # noqa: E402
 from moorage.plugin.settings import PluginSettings  # noqa: E402
+from moorage.printable import one_line  # noqa: E402
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
     try:
         asyncio.run(run(settings))
     except MoorageError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(one_line(f"Error: {error}") + "\n")
         return 1
     return 0
 

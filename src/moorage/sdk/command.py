@@ -20,6 +20,7 @@ from moorage.csi.inflight import InFlight
 from moorage.csi.metrics import CallMetrics
 from moorage.csi.server import CsiServer
 from moorage.errors import MoorageError, UsageError
+from moorage.printable import one_line
 from moorage.process import stop_event
 from moorage.sdk.controller import ControllerService
 from moorage.sdk.driver import Driver, Environment
@@ -146,5 +147,5 @@ def _options(given: Sequence[str]) -> dict[str, str]:
 
 
 def _fail(error: BaseException, code: int) -> int:
-    print(f"Error: {error}", file=sys.stderr)  # noqa: T201  # the command line of other people's programs
+    print(one_line(f"Error: {error}"), file=sys.stderr)  # noqa: T201  # the command line of other people's programs
     return code
