@@ -1,6 +1,6 @@
 """Commands that Moorage suggests to its users, built from words.
 
-Owns: quoting. A name from an object, a driver or a file stays exactly one word of a POSIX shell, whatever it holds,
+Owns: quoting. A name from an object, a driver or a file stays exactly one shell word in, whatever it holds,
 and is never taken for an option.
 Start reading at: `command`, `kubectl`.
 """
@@ -36,7 +36,7 @@ def in_namespace(name: str) -> list[str]:
 
 
 def pods_like(word: str) -> Command:
-    """Return a command that lists the pods whose names hold a word of ours."""
+    """Return a command that lists the pods whose names hold a given word."""
     return Command(f"kubectl get pods -A | grep -i {word}")
 
 
