@@ -1,7 +1,7 @@
 """Commands that Moorage suggests to its users, built from words.
 
-Owns: quoting. A name from an object, a driver or a file stays exactly one shell word in, whatever it holds,
-and is never taken for an option.
+Owns: quoting. A name from an object, a driver or a file is always a single shell word, whatever it holds, and never an
+option.
 Start reading at: `command`, `kubectl`.
 """
 
