@@ -18,15 +18,12 @@ STILL_THERE = {
     "moorage/cluster": 3,
     "moorage/conformance": 1,
     "moorage/controllers": 28,
-    "moorage/csi": 1,
     "moorage/host": 20,
     "moorage/insight": 32,
     "moorage/kube": 22,
     "moorage/node": 95,
-    "moorage/plugin": 12,
     "moorage/sidecars": 30,
     "moorage/storage": 26,
-    "moorage/testing": 1,
     "moorage/upkeep": 3,
 }
 

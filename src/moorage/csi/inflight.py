@@ -1,4 +1,4 @@
-"""One operation at a time for one object: the second caller is told ABORTED, not made to wait.
+"""One operation at a time for one object. The second caller gets ABORTED at once.
 
 Owns: the table of running operations of one process.
 Start reading at: `InFlight.claim`.

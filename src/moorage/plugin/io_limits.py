@@ -3,7 +3,7 @@
 Owns: finding a pod's cgroups, and writing limits for one block device into them: `io.max` with
 cgroup v2, `blkio.throttle.*` with v1. Limits live in the kernel only; they are written again
 whenever a volume is published, modified, or found after a restart.
-May not touch: volumes, mounts. It is told a device, a pod and the limits.
+May not touch: volumes, mounts. Callers pass a device, a pod and the limits.
 Start reading at: `Cgroups.apply`.
 """
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.sdk import InvalidArgument, OutOfRange, SizeRange, Store
@@ -31,6 +31,7 @@ def test_a_driver_has_a_largest_size():
         SizeRange(required=100).choose(default=1, most=99)
 
 
+@settings(deadline=None)  # each example syncs files to a disk that others use
 @given(st.dictionaries(st.text(min_size=1, max_size=20).filter(lambda key: len(key.encode()) < 70), st.integers()))
 def test_every_key_is_found_again(tmp_path_factory, documents):
     directory = tmp_path_factory.mktemp("store")

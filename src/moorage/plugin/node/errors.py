@@ -38,7 +38,7 @@ class StillPublished(MoorageError):
 
 
 class ForeignMount(MoorageError):
-    """A mount that belongs to somebody else; it is never touched."""
+    """A mount that is not of our pools. We never touch it."""
 
     code = "FAILED_PRECONDITION"
 
@@ -63,7 +63,7 @@ class NotAtPath(MoorageError):
 
 
 class DeviceStillOpen(MoorageError):
-    """A device of the volume was released and is still open: whoever has it may still write through it."""
+    """A device of the volume was released, but a process has it open and may still write through it."""
 
     code = "ABORTED"
 

@@ -1,4 +1,4 @@
-"""Growing on the node: the loop device is told its new size, then the filesystem follows.
+"""Growth on the node: first the loop device, then the filesystem on it.
 
 Owns: NodeExpandVolume's work. The pool has grown the image before.
 Start reading at: `expand_on_node`.

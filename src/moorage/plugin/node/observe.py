@@ -76,7 +76,7 @@ class VolumeOnHost:
 
     @property
     def going(self) -> tuple[LoopDevice, ...]:
-        """Writable devices that were released and mounted nowhere, but that somebody still has open."""
+        """Return writable devices that are released and mounted nowhere, but still open in a process."""
         return tuple(each for each in self.loops if each.autoclear and not each.read_only and not self.shows(each))
 
     def _to_use(self, *, read_only: bool) -> LoopDevice | None:

@@ -185,7 +185,7 @@ def _is_read_only_device(mount: Mount) -> bool:
 def _device_behind(mount: Mount) -> LoopDevice | None:
     number = loop_number_behind(mount)
     if number is not None:
-        with contextlib.suppress(HostError):  # it has let go of its file
+        with contextlib.suppress(HostError):  # the device has no file any more
             return loop.at(number)
     return None
 

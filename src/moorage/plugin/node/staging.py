@@ -107,7 +107,7 @@ def ensure_unstaged(
     for device in devices:
         loop.detach(device)
         if not loop.wait_detached(device):
-            log.warning("a loop device is still held by somebody", volume=volume_id, device=str(device.path))
+            log.warning("a process still holds a loop device", volume=volume_id, device=str(device.path))
 
 
 def _stage_directory(volume: NodeVolume, target: Target, access: Access) -> StageReport:

@@ -2,7 +2,7 @@
 
 Owns: applying direct I/O, read-ahead and I/O limits to what is staged and published on this node,
 and doing it again for cgroups that appear later (containers start after their volumes are there).
-May not touch: records; it is told a volume and makes the kernel agree with it.
+May not touch: records; callers pass a volume, and the kernel is made to agree with it.
 Start reading at: `retune`, `keep_limits`.
 """
 

@@ -148,7 +148,7 @@ def _source_object(pool: Pool, source: Source | None) -> Volume | Snapshot | Non
 def _filesystem_for(wish: CreateRequest, source: Volume | Snapshot | None, existing: Volume | None) -> str:
     """A copy has its source's filesystem; as a block device it shows whatever the source holds.
 
-    Where nobody names one, a volume that exists keeps its own: the default may be another by now.
+    If the request names none, an existing volume keeps its own, because the default may have changed.
     """
     if source is not None and source.kind is not wish.create.kind:
         raise InvalidRequest(f"parameters: kind is {wish.create.kind}, but the source's is {source.kind}")

@@ -98,7 +98,7 @@ def _get(parts: PluginContext, group_id: str, snapshot_ids: set[str]) -> Group:
 
 
 def _check_members(group: Group, snapshot_ids: set[str]) -> None:
-    """The caller has to name the members; for a group that is not there, nobody asks for them."""
+    """Raise InvalidRequest unless the caller names exactly the members of an existing group."""
     if not snapshot_ids:
         raise InvalidRequest(f"snapshot_ids: the members of group snapshot {group.id} are needed")
     if snapshot_ids != {member.id for member in group.snapshots}:
