@@ -65,7 +65,7 @@ def mount(pool: Pool, volume: Volume, path: str, *, read_only: bool = False, opt
 
 
 def unmount(pool: Pool, volume: Volume, path: str) -> bool:
-    """Unmount a volume from a path and release its loop device if it is unused. Returns False if nothing was mounted."""
+    """Unmount a volume from a path and release its loop device if it is unused. Return whether it was mounted."""
     here = NodeVolume(volume, pool)
     target = Target.from_request("path", os.path.abspath(path))
     was_there = target.mounted() is not None
