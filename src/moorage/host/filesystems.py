@@ -148,7 +148,7 @@ def _is_clean_ext4(device: str | Path) -> bool:
     """Unmounted cleanly, without errors and without a journal to replay: nothing to check."""
     with open(device, "rb") as file:
         file.seek(1024)
-        block = file.read(1024)
+        block = file.read(1024).ljust(1024, b"\0")
     state = struct.unpack_from("<H", block, 58)[0]
     needs_recovery = struct.unpack_from("<I", block, 96)[0] & 0x4
     return bool(state & 1) and not state & 2 and not needs_recovery

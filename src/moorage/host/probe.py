@@ -3,10 +3,14 @@
 Owns: filesystem signatures and the sizes, labels and error marks that superblocks carry.
 May not touch: the device; everything here only reads.
 Start reading at: `probe`.
+
+A tenant may have written these blocks. Each number is checked before it is used, and a superblock with impossible
+numbers counts as a damaged filesystem: never as an empty device, and never as a size.
 """
 
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +19,10 @@ from moorage.host.errors import host_error
 
 _ERROR_FS = 0x0002  # ext4: the kernel noticed errors
 _XFS_NEEDSREPAIR = 1 << 4
+_START_BYTES = 4096
+_BTRFS_AT = 0x10000
+_UNITS = frozenset(512 << power for power in range(8))  # up to 64 KiB: what the kernel mounts
+_LARGEST_BYTES = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +57,25 @@ def probe_known(device: str | Path) -> Content | None:
     except OSError as failed:
         raise host_error("open", device, failed) from failed
     try:
-        start = os.pread(fd, 4096, 0)
-        for read in (_ext4, _xfs):
-            found = read(start)
-            if found is not None:
-                return found
-        return _btrfs(os.pread(fd, 4096, 0x10000))
+        return content_in(_block(fd, 0), lambda: _block(fd, _BTRFS_AT))
     except OSError as failed:
         raise host_error("read", device, failed) from failed
     finally:
         os.close(fd)
 
 
+def content_in(start: bytes, btrfs: Callable[[], bytes]) -> Content | None:
+    """The filesystem whose superblock is in the first 4096 bytes, or in those at 64 KiB."""
+    return _ext4(start) or _xfs(start) or _btrfs(btrfs())
+
+
+def _block(fd: int, offset: int) -> bytes:
+    return os.pread(fd, _START_BYTES, offset).ljust(_START_BYTES, b"\0")
+
+
 def _ext4(start: bytes) -> Content | None:
     block = start[1024:2048]
-    if len(block) < 1024 or block[56:58] != b"\x53\xef":
+    if block[56:58] != b"\x53\xef":
         return None
     low, log_size = struct.unpack_from("<I", block, 4)[0], struct.unpack_from("<I", block, 24)[0]
     state = struct.unpack_from("<H", block, 58)[0]
@@ -71,8 +83,8 @@ def _ext4(start: bytes) -> Content | None:
     high = struct.unpack_from("<I", block, 336)[0] if incompat & 0x80 else 0
     has_extents, has_journal = bool(incompat & 0x40), bool(compat & 0x4)
     fstype = "ext4" if has_extents else "ext3" if has_journal else "ext2"
-    size = ((high << 32) | low) * (1024 << log_size)
-    return Content(fstype, size, bool(state & _ERROR_FS), _uuid(block[104:120]), 1024 << log_size)
+    unit = 1024 << min(log_size, 16)
+    return _content(fstype, (high << 32) | low, unit, unit, block[104:120], bool(state & _ERROR_FS))
 
 
 def _xfs(start: bytes) -> Content | None:
@@ -82,8 +94,7 @@ def _xfs(start: bytes) -> Content | None:
     version = struct.unpack_from(">H", start, 100)[0] & 0xF
     incompat = struct.unpack_from(">I", start, 216)[0] if version == 5 else 0
     sector = struct.unpack_from(">H", start, 102)[0]
-    is_damaged = bool(incompat & _XFS_NEEDSREPAIR)
-    return Content("xfs", block_size * blocks, is_damaged, _uuid(start[32:48]), sector)
+    return _content("xfs", blocks, block_size, sector, start[32:48], bool(incompat & _XFS_NEEDSREPAIR))
 
 
 def _btrfs(block: bytes) -> Content | None:
@@ -91,7 +102,13 @@ def _btrfs(block: bytes) -> Content | None:
         return None
     size = struct.unpack_from("<Q", block, 0x70)[0]
     sector = struct.unpack_from("<I", block, 0x90)[0]
-    return Content("btrfs", size, False, _uuid(block[0x20:0x30]), sector)
+    return _content("btrfs", size // 512, 512, sector, block[0x20:0x30], False)
+
+
+def _content(fstype: str, blocks: int, block_bytes: int, unit_bytes: int, uuid: bytes, has_errors: bool) -> Content:
+    if block_bytes not in _UNITS or unit_bytes not in _UNITS or not 0 < blocks <= _LARGEST_BYTES // block_bytes:
+        return Content(fstype, has_errors=True, uuid=_uuid(uuid))
+    return Content(fstype, blocks * block_bytes, has_errors, _uuid(uuid), unit_bytes)
 
 
 def _blkid(device: str | Path) -> Content | None:
