@@ -171,7 +171,11 @@ _CLASS_PARAMETERS: dict[str, tuple[str, str]] = {
 _MUTABLE_PARAMETERS: dict[str, tuple[str, str]] = {
     tunables.DIRECT_IO: ("`true` (default), `false`", "Switched on the loop device at once."),
     tunables.READ_AHEAD: ("0 to 1048576", "Set on the loop device at once."),
-    tunables.TRASH_RETENTION: ("a duration such as `12h` or `7d`", "Used when the volume is deleted."),
+    tunables.TRASH_RETENTION: (
+        "a duration such as `12h` or `7d`",
+        "How long the deleted volume can be brought back, in place of the plugin's `--trash-retention`; `0s` frees its "
+        "space at once.",
+    ),
     **{
         key: ("a whole number; 0 is no limit", "Set on the control groups of the pods that use the volume.")
         for key in tunables.IO_LIMITS

@@ -27,7 +27,9 @@ def run(
     driver_name: Annotated[str, typer.Option(help="Name of the driver.")] = DRIVER_NAME,
     reserve: Annotated[str, typer.Option(help="Share of a pool that is kept free.")] = "5%",
     overcommit: Annotated[float, typer.Option(help="How often thin volumes may promise the pool's room.")] = 1.0,
-    trash_retention: Annotated[str, typer.Option(help="How long deleted volumes are kept.")] = "0s",
+    trash_retention: Annotated[
+        str, typer.Option(help="How long deleted volumes can be brought back, while there is room.")
+    ] = "24h",
     max_volumes_per_node: Annotated[int, typer.Option(help="Attach limit; 0 is none.")] = 0,
     freeze_limit: Annotated[float, typer.Option(help="Longest freeze of a volume, in seconds.")] = 10.0,
     stop_grace: Annotated[str, typer.Option(help="How long running operations may take at a stop.")] = "60s",

@@ -25,17 +25,20 @@ if TYPE_CHECKING:
     from moorage.host.extents import CopyProgress
 
 Output = Annotated[str, typer.Option("-o", "--output", help="text or json.")]
+WideOutput = Annotated[str, typer.Option("-o", "--output", help="text, wide or json.")]
 Part = str | tuple[str, str]
 """A text, or a style and a text."""
 
 _LONGEST_COMMAND = 16_384
+_NARROWEST = 12  # of a column that is cut
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
-def check_output(output: str) -> bool:
-    """Return whether JSON is wanted. Raises UsageError for anything but text and json."""
-    if output not in ("text", "json"):
-        raise UsageError(f"--output {output!r}: want text or json")
+def check_output(output: str, *more: str) -> bool:
+    """Return whether JSON is wanted. Raises UsageError for anything but text, json and what else the command has."""
+    allowed = ("text", *more, "json")
+    if output not in allowed:
+        raise UsageError(f"--output {output!r}: want {', '.join(allowed[:-1])} or {allowed[-1]}")
     return output == "json"
 
 
@@ -101,12 +104,27 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"cannot show a {type(value).__name__}")
 
 
-def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write aligned columns. A table drawn by a library takes seconds for ten thousand rows."""
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]], *, is_wide: bool = False) -> None:
+    """Write aligned columns. A table drawn by a library takes seconds for ten thousand rows.
+
+    On a terminal the cells of the first column are cut in their middle until a line fits, unless the table is wide.
+    """
     shown = [[one_line(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns
+    if excess > 0 and sys.stdout.isatty() and not is_wide:
+        widths[0] = max(_NARROWEST, widths[0] - excess)
+        shown = [[_cut(row[0], widths[0]), *row[1:]] for row in shown]
     form = "  ".join(f"{{:<{width}}}" for width in widths)
     sys.stdout.write("\n".join(form.format(*row).rstrip() for row in shown) + "\n")
+
+
+def _cut(text: str, width: int) -> str:
+    """Cut a name in its middle: names of volumes differ at their ends."""
+    if len(text) <= width:
+        return text
+    kept = width - 1
+    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
 
 
 def traceback_out(text: str) -> None:

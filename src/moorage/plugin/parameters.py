@@ -19,6 +19,7 @@ CLASS_KEYS = ("pool", "kind", "fsType", "provisioning", "snapshotInUse")
 
 _KUBERNETES = "csi.storage.k8s.io/"
 _FS_TYPE = "csi.storage.k8s.io/fstype"  # callers without a provisioner in front pass it on
+_CLAIM = ("csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pvc/name")  # with --extra-create-metadata
 _IDENTITY = "storage.kubernetes.io/csiProvisionerIdentity"
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -87,6 +88,11 @@ class InlineParameters:
 def pool_from(parameters: Mapping[str, str]) -> str:
     """The pool that a class names. For capacity, where all other keys are of no concern."""
     return parameters.get("pool", "")
+
+
+def claim_from(parameters: Mapping[str, str]) -> str:
+    """Return the namespace and name of the claim, as `default/data`; empty if the caller does not tell them."""
+    return "/".join(parameters[key][:253] for key in _CLAIM) if all(parameters.get(key) for key in _CLAIM) else ""
 
 
 def fs_type_from(parameters: Mapping[str, str]) -> str:

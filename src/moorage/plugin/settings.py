@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from moorage.errors import UsageError
+from moorage.storage.model import TRASH_RETENTION_S
 
 DRIVER_NAME = "csi.moorage.dev"
 TOPOLOGY_KEY = "topology.moorage.dev/node"
@@ -38,7 +39,7 @@ class PluginSettings:
     driver_name: str = DRIVER_NAME
     reserve_fraction: float = 0.05
     overcommit: float = 1.0
-    trash_retention_s: float = 0.0
+    trash_retention_s: float = TRASH_RETENTION_S
     max_volumes_per_node: int = 0
     largest_freeze_s: float = 10.0
     stop_grace_s: float = 60.0

@@ -17,7 +17,8 @@ from moorage.host.errors import host_error
 from moorage.storage.errors import DamagedRecord, SnapshotNotFound, StorageError, VolumeNotFound
 from moorage.storage.ids import id_from, is_id
 from moorage.storage.layout import read_file
-from moorage.storage.model import CreateSnapshot, PoolConfig, PoolScope, Snapshot, Volume
+from moorage.storage.listing import overview
+from moorage.storage.model import TRASH_RETENTION_S, CreateSnapshot, PoolConfig, PoolScope, Snapshot, Volume
 from moorage.storage.pool import Pool
 from moorage.storage.records import PoolRecord, decoded
 from moorage.storage.trash import Trash
@@ -33,7 +34,7 @@ class NoPool(StorageError):
     retryable = False
 
 
-def open_pool(directory: Path, *, make: bool = False, trash_retention_s: float = 0.0) -> Pool:
+def open_pool(directory: Path, *, make: bool = False, trash_retention_s: float = TRASH_RETENTION_S) -> Pool:
     """The pool in a directory, as a guest; a new one only when asked for."""
     root = Path(os.path.realpath(directory))
     scope = _scope_of(root)
@@ -63,11 +64,23 @@ def _scope_of(root: Path) -> PoolScope | None:
 
 
 def volume_named(pool: Pool, text: str) -> Volume:
-    """A volume by its id, or by the name that it was made with."""
-    found = pool.find_volume(text) or pool.find_volume(_id_or_nothing(text))
+    """A volume by its id, by the name that it was made with, or by its claim, as `default/data`.
+
+    Raises UsageError if several volumes were made for that claim, one after the other.
+    """
+    found = pool.find_volume(text) or pool.find_volume(_id_or_nothing(text)) or _volume_of_claim(pool, text)
     if found is None:
         raise VolumeNotFound(text, pool.name)
     return found
+
+
+def _volume_of_claim(pool: Pool, text: str) -> Volume | None:
+    if "/" not in text:
+        return None
+    found = [row.id for row in overview(pool) if row.claim == text]
+    if len(found) > 1:
+        raise UsageError(f"several volumes were made for the claim {text}: {', '.join(found)}; name one of them")
+    return pool.find_volume(found[0]) if found else None
 
 
 def snapshot_named(pool: Pool, text: str) -> Snapshot:
@@ -90,7 +103,7 @@ def source_named(pool: Pool, text: str) -> Volume | Snapshot:
     snapshot = pool.find_snapshot(text) or pool.find_snapshot(ident)
     if volume is not None and snapshot is not None:
         raise UsageError(f"{text!r} is a volume and a snapshot; say volume/{text} or snapshot/{text}")
-    found = volume or snapshot
+    found = volume or snapshot or _volume_of_claim(pool, text)
     if found is None:
         raise VolumeNotFound(text, pool.name)
     return found

@@ -33,9 +33,10 @@ class VolumeRow(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     name: str
+    claim: str
     kind: str
     filesystem: str
-    promised_bytes: int
+    size_bytes: int
     used_bytes: int
     shared_bytes: int
     snapshots: int
@@ -84,7 +85,19 @@ def _row(pool: Pool, base: int, name: str, cuts: int) -> VolumeRow | None:
     if used and record.kind is VolumeKind.IMAGE and (cuts or record.source is not None):
         shared = min(used, shared_bytes(pool, os.path.join(pool.context.layout.volumes, name, "data")))
     size, kind = record.size_bytes, record.kind.value
-    return VolumeRow(name, record.name, kind, record.filesystem, size, used, shared, cuts, record.created_ns, problem)
+    return VolumeRow(
+        name,
+        record.name,
+        record.claim,
+        kind,
+        record.filesystem,
+        size,
+        used,
+        shared,
+        cuts,
+        record.created_ns,
+        problem,
+    )
 
 
 def _used(pool: Pool, base: int, name: str, record: VolumeRecord) -> tuple[int, str]:
@@ -99,7 +112,7 @@ def _used(pool: Pool, base: int, name: str, record: VolumeRecord) -> tuple[int, 
 
 
 def _damaged(name: str, why: str) -> VolumeRow:
-    return VolumeRow(name, "", "", "", 0, 0, 0, 0, 0, why)
+    return VolumeRow(name, "", "", "", "", 0, 0, 0, 0, 0, why)
 
 
 def _snapshot_counts(snapshots: str, groups: str) -> Counter[str]:

@@ -16,6 +16,8 @@ from moorage.storage.ids import GroupId, SnapshotId, VolumeId
 
 T = TypeVar("T")
 MIB = 1024 * 1024
+TRASH_RETENTION_S = 24 * 3600.0
+"""How long deleted volumes and snapshots can be brought back, unless a flag, a class or full pools say otherwise."""
 
 
 class VolumeKind(StrEnum):
@@ -78,7 +80,8 @@ class CreateVolume:
     `limit_bytes` 0 means none. `filesystem` is what a first stage makes on an image; empty means
     that it is only ever a raw block device. `parameters` are compared when the name exists already,
     `mutable` are not. `ephemeral` names the pod's target path that the volume lives and dies with.
-    `smallest_bytes` takes the place of the filesystem's usual smallest size.
+    `smallest_bytes` takes the place of the filesystem's usual smallest size. `claim` is the namespace and name of the
+    claim that the volume is made for; it is only shown.
     """
 
     name: str
@@ -93,6 +96,7 @@ class CreateVolume:
     parameters: Mapping[str, str] = field(default_factory=dict)
     mutable: Mapping[str, str] = field(default_factory=dict)
     ephemeral: str = ""
+    claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class Volume:
     parameters: Mapping[str, str]
     mutable: Mapping[str, str]
     ephemeral: str
+    claim: str
     size_enforced: bool
     created_ns: int
     data: Path
@@ -224,9 +229,10 @@ class Trashed:
     what: str
     id: str
     name: str
+    claim: str
     deleted_ns: int
     expires_ns: int
-    allocated_bytes: int
+    used_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +265,7 @@ class PoolConfig:
     owner: bool = True
     reserve_fraction: float = 0.05
     overcommit: float = 1.0
-    trash_retention_s: float = 0.0
+    trash_retention_s: float = TRASH_RETENTION_S
     freeze_bound_s: float = 10.0
     copy_freeze_bound_s: float = 60.0
     background: bool = True

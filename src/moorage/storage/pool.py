@@ -7,9 +7,11 @@ Start reading at: `Pool.open`, then `volumes.py`, `snapshots.py`, `copies.py`.
 """
 
 import contextlib
+import math
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -64,6 +66,7 @@ log = get_logger(__name__)
 
 _SHARED_TMP_AGE_S = 24 * 3600.0
 _WATCH_S = 10.0
+_SHORTEST_WATCH_S = 0.05
 _SWEEP_WAIT_S = 5.0
 
 
@@ -373,24 +376,29 @@ class Pool:
     def sweep(self) -> int:
         """Reclaim the trash whose time is over, and more when the pool is nearly full."""
         count = self._trash.sweep()
-        self._trash.make_room(0)
+        self._trash.relieve()
         return count
 
     def _watch(self, abandoned: Sequence[str]) -> None:
         """The background thread: remove what was abandoned, then reclaim what was deleted when its time is over."""
         self._layout.leftovers.sweep(abandoned)
         self._swept.set()
+        swept_at = -math.inf
         while not self._stopping:
+            pause_s = _WATCH_S
             try:
-                self._context.ledger.recount(at_most_every_s=600.0)
-                self.sweep()
-                self._layout.leftovers.retry()
+                if self._wake.is_set() or time.monotonic() - swept_at >= _WATCH_S:
+                    self._wake.clear()
+                    swept_at = time.monotonic()
+                    self._context.ledger.recount(at_most_every_s=600.0)
+                    self._trash.sweep()
+                    self._layout.leftovers.retry()
+                pause_s = min(_WATCH_S, max(_SHORTEST_WATCH_S, self._trash.relieve()))
             except (StorageError, HostError, OSError) as failed:
                 log.warning("cannot reclaim", pool=self.name, error=str(failed))
             except Exception:  # nothing that lies in a pool may end its upkeep
                 log.exception("cannot reclaim", pool=self.name)
-            self._wake.wait(_WATCH_S)
-            self._wake.clear()
+            self._wake.wait(pause_s)
 
     # --- attachments -----------------------------------------------------------------------
 

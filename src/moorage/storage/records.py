@@ -39,6 +39,7 @@ class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, str] = {}
     mutable: dict[str, str] = {}
     ephemeral: str = ""
+    claim: str = ""
     size_enforced: bool = True
 
     def public(self, pool: str, data: Path) -> Volume:
@@ -57,6 +58,7 @@ class VolumeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             parameters=self.parameters,
             mutable=self.mutable,
             ephemeral=self.ephemeral,
+            claim=self.claim,
             size_enforced=self.size_enforced,
             created_ns=self.created_ns,
             data=data,

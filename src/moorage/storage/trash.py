@@ -9,6 +9,7 @@ Start reading at: `Trash.put`, `Trash.sweep`, `Trash.undelete`.
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import time
@@ -26,6 +27,8 @@ from moorage.storage.records import GroupRecord, SnapshotRecord, VolumeRecord, d
 log = get_logger(__name__)
 
 _FREED_WAIT_S = 1.0
+_LARGEST_HEADROOM = 256 << 20
+_FASTEST_WRITER_BYTES_PER_S = 2 << 30
 KINDS = ("volume", "snapshot", "group")
 
 
@@ -62,12 +65,13 @@ class Trash:
             if parsed is None or not os.path.isdir(path):  # reclaimed meanwhile
                 continue
             deleted, what, ident = parsed
-            name, retention_s = self._name_and_retention(path, what, ident)
+            name, claim, retention_s = self._read(path, what, ident)
             expires = deleted + int(retention_s * 1e9)
-            yield Trashed(entry, what, ident, name, deleted, expires, self._context.tree_sizes.bytes_of(path))
+            used = self._context.tree_sizes.bytes_of(path)
+            yield Trashed(entry, what, ident, name, claim, deleted, expires, used)
 
-    def _name_and_retention(self, path: str, what: str, ident: str) -> tuple[str, float]:
-        """The caller's name, and how long the entry is kept; a damaged record keeps the default."""
+    def _read(self, path: str, what: str, ident: str) -> tuple[str, str, float]:
+        """Return the caller's name, the claim and how long the entry is kept; a damaged record keeps the default."""
         default = self._context.config.trash_retention_s
         with contextlib.suppress(DamagedRecord, OSError, InvalidValue):
             if what == "volume":
@@ -75,13 +79,13 @@ class Trash:
                 own = tunables.Tunables.of(record.mutable).trash_retention_s
                 if record.ephemeral:
                     own = 0.0
-                return record.name, default if own is None else own
+                return record.name, record.claim, default if own is None else own
             if what == "snapshot":
                 raw = read_record(path, snapshots.RECORD)
-                return decoded(raw, SnapshotRecord, path, ident).name, default
+                return decoded(raw, SnapshotRecord, path, ident).name, "", default
             raw = read_record(path, snapshots.GROUP_RECORD)
-            return decoded(raw, GroupRecord, path, ident).name, default
-        return ident, default
+            return decoded(raw, GroupRecord, path, ident).name, "", default
+        return ident, "", default
 
     def sweep(self) -> int:
         """Reclaim every entry whose time is over; returns how many."""
@@ -109,13 +113,30 @@ class Trash:
         log.info("reclaimed", entry=entry, pool=self._context.config.name, bytes=allocated)
         return allocated
 
+    def relieve(self) -> float:
+        """Reclaim early if the pool is nearly full. Returns in how many seconds it could be so again.
+
+        Volumes are sparse, so a pod may fill the pool by writing to a volume that it has. It must not be told that
+        the disk is full while deleted volumes take the room.
+        """
+        space = self._context.ledger.space()
+        headroom = min(_LARGEST_HEADROOM, space.total_bytes // 8)
+        self.make_room(headroom)
+        if not self.entries():
+            return math.inf
+        return max(0, self._free_bytes() - headroom) / _FASTEST_WRITER_BYTES_PER_S
+
+    def _free_bytes(self) -> int:
+        """Return how many bytes are free above the reserve; negative if the reserve is used."""
+        found = self._context.ledger.space()
+        return found.available_bytes - int(found.total_bytes * self._context.config.reserve_fraction)
+
     def make_room(self, needed: int) -> None:
         """Reclaim, oldest first, until so many bytes are free above the reserve or nothing is left."""
         for entry in self.entries():
-            found = self._context.ledger.space()
-            reserve = int(found.total_bytes * self._context.config.reserve_fraction)
-            if found.available_bytes - reserve >= needed:
+            if self._free_bytes() >= needed:
                 return
+            found = self._context.ledger.space()
             log.info("trash is reclaimed early", entry=entry, needed=needed, free=found.available_bytes)
             freed = self.reclaim(entry)
             self._wait_for(found.available_bytes + freed // 2)
@@ -127,14 +148,14 @@ class Trash:
             time.sleep(0.005)
 
     def undelete(self, ident: str, what: str = "volume", prepare: Callable[[str], None] | None = None) -> str:
-        """Put the youngest deleted object with this id (or caller's name) back; returns its id.
+        """Put the youngest deleted object with this id, caller's name or claim back; returns its id.
 
         `prepare` is called with its directory in the trash before it is moved.
         """
         if what not in KINDS:
             raise InvalidValue("what", f"{what!r} is none of {', '.join(KINDS)}")
         for item in reversed(self.listed()):
-            if item.what == what and ident in (item.id, item.name):
+            if item.what == what and ident and ident in (item.id, item.name, item.claim):
                 self._restore(item, prepare)
                 return item.id
         raise NotInTrash(ident, self._context.config.name)
@@ -163,7 +184,7 @@ class Trash:
                 if failed.errno == errno.ENOENT:
                     raise NotInTrash(item.id, self._context.config.name) from failed
                 raise
-        self._context.ledger.changed(allocated=item.allocated_bytes, reclaimable=-item.allocated_bytes)
+        self._context.ledger.changed(allocated=item.used_bytes, reclaimable=-item.used_bytes)
         self._context.changed_by_guest()
         log.info("undeleted", what=item.what, id=item.id, name=item.name)
 

@@ -200,6 +200,7 @@ class Volumes:
                 parameters=dict(request.parameters),
                 mutable=wanted,
                 ephemeral=request.ephemeral,
+                claim=request.claim,
                 size_enforced=enforced,
             )
             attachments.prepare(self._context, built)

@@ -77,7 +77,9 @@ class Mortal:
         self.steps = set(steps)
         self.died_at: list[str] = []
         self._note, self._log = base / "note", base / "log"
-        self._settings = PluginSettings(f"unix://{base}/csi.sock", "node-1", {"default": pool}, scope=scope)
+        self._settings = PluginSettings(
+            f"unix://{base}/csi.sock", "node-1", {"default": pool}, scope=scope, trash_retention_s=0
+        )
         self.client = CsiClient(self._settings.endpoint, timeout_s=120)
 
     async def __aenter__(self) -> Self:
@@ -295,7 +297,7 @@ async def test_a_device_whose_stage_never_comes_again_is_released_at_start(plugi
 async def test_random_kills_under_load_lose_nothing(pool, tmp_path, write_synced):
     directory = tmp_path / "p"
     directory.mkdir()
-    plugin = PluginProcess({"default": pool}, directory=directory)
+    plugin = PluginProcess({"default": pool}, directory=directory, flags=["--trash-retention=0s"])
     await plugin.start()
     chance = random.Random(20261115)
     done = asyncio.Event()

@@ -31,7 +31,7 @@ ACL = bytes.fromhex("0200000001000700ffffffff02000400d204000004000500ffffffff100
 
 @pytest.fixture
 def pool(any_pool_dir):
-    with Pool.open(PoolConfig("default", any_pool_dir / "pool", background=False)) as opened:
+    with Pool.open(PoolConfig("default", any_pool_dir / "pool", trash_retention_s=0, background=False)) as opened:
         yield opened
 
 

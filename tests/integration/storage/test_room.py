@@ -124,7 +124,7 @@ def test_a_full_disk_in_the_middle_leaves_nothing_behind(small):
 
 def test_changes_on_a_full_disk_fail_whole(make_filesystem):
     small = make_filesystem("ext4", 640 * MIB)
-    with open_pool(small, overcommit=10.0, reserve_fraction=0.0) as pool:
+    with open_pool(small, overcommit=10.0, reserve_fraction=0.0, trash_retention_s=0) as pool:
         made = pool.create_volume(image("v", MIB))
         fill_up(small / "stranger")
         for call in (
@@ -170,6 +170,32 @@ def test_trash_is_reclaimed_oldest_first_when_room_is_needed(make_filesystem):
         assert pool.undelete("young") == id_from("young")
         assert pool.trash() == []
         assert pool.volume(id_from("young")).size_bytes == 200 * MIB
+
+
+def test_a_pod_that_writes_never_meets_a_pool_full_of_deleted_volumes(make_filesystem):
+    directory = make_filesystem("xfs", 640 * MIB)
+    with Pool.open(PoolConfig("small", directory / "pool")) as pool:  # with its background thread, as the plugin
+        for name in ("old", "young"):
+            pool.delete_volume(pool.create_volume(image(name, 150 * MIB, thick=True)).id)
+        made = pool.create_volume(image("busy", 400 * MIB))
+        assert [item.name for item in pool.trash()] == ["old", "young"]  # a promise takes nothing from the trash
+        fill(made.data, 400 * MIB)  # more than is free; raises if the disk is full
+        assert [item.name for item in pool.trash() if item.name == "old"] == []
+    with Pool.open(PoolConfig("small", directory / "pool", background=False)) as pool:
+        assert pool.capacity().available_bytes < 200 * MIB
+
+
+def test_deleted_volumes_count_as_room_and_are_kept_for_a_day(make_filesystem):
+    directory = make_filesystem("xfs", 640 * MIB)
+    with open_pool(directory) as pool:
+        before = pool.capacity().available_bytes
+        made = pool.create_volume(image("v", 200 * MIB, thick=True))
+        pool.delete_volume(made.id)
+        assert pool.capacity().available_bytes >= before - MIB
+        (item,) = pool.trash()
+        assert item.expires_ns - item.deleted_ns == 24 * 3600 * 10**9
+        assert pool.sweep() == 0
+        assert pool.undelete("v") == made.id
 
 
 def test_a_read_only_pool_says_so(small):

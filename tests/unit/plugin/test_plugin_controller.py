@@ -327,11 +327,22 @@ async def test_a_snapshot_of_a_shared_pool_is_usable_everywhere(client, caller):
     assert not (await client.CreateSnapshot(wish)).snapshot.accessible_topology
 
 
+async def test_a_volume_knows_the_claim_that_it_was_made_for(caller, parts):
+    names = {"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "data"}
+    for parameters, claim in ((names, "shop/data"), ({**names, "csi.storage.k8s.io/pvc/name": ""}, ""), ({}, "")):
+        made = await caller.create("v", parameters=parameters)
+        assert parts.pools.named().volume(made.volume_id).claim == claim
+        assert (
+            await caller.create("v")
+        ).volume_id == made.volume_id  # the claim makes no difference to a repeated call
+        await caller.delete(made.volume_id)
+
+
 async def test_the_class_decides_how_long_a_deleted_volume_can_come_back(caller, client, parts):
-    """The plugin itself keeps nothing here; a class does, and a later change wins."""
+    """A class of its own keeps nothing here; the plugin does for a day, and a later change wins."""
     pool = parts.pools.named()
-    kept = (await caller.create("kept", parameters={"trashRetention": "1h"})).volume_id
-    plain = (await caller.create("plain")).volume_id
+    kept = (await caller.create("kept")).volume_id
+    plain = (await caller.create("plain", parameters={"trashRetention": "0s"})).volume_id
     later = (await caller.create("later")).volume_id
     await client.ControllerModifyVolume(
         pb.ControllerModifyVolumeRequest(volume_id=later, mutable_parameters={"trashRetention": "1d"})
@@ -341,7 +352,7 @@ async def test_the_class_decides_how_long_a_deleted_volume_can_come_back(caller,
     await asyncio.to_thread(pool.sweep)
     assert sorted(item.name for item in pool.trash()) == ["kept", "later"]
     assert await asyncio.to_thread(pool.undelete, "kept") == kept
-    assert (await caller.create("kept", parameters={"trashRetention": "1h"})).volume_id == kept
+    assert (await caller.create("kept")).volume_id == kept
     assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == [kept]
 
 

@@ -112,7 +112,7 @@ def test_snapshots_and_groups_come_back_too(pool):
 
 
 def test_the_background_thread_reclaims_what_has_no_retention(tmp_path):
-    with Pool.open(PoolConfig("default", tmp_path / "pool", overcommit=1000.0)) as pool:
+    with Pool.open(PoolConfig("default", tmp_path / "pool", overcommit=1000.0, trash_retention_s=0)) as pool:
         made = pool.create_volume(image("v"))
         pool.delete_volume(made.id)
         pool.close()  # ends the thread after its round

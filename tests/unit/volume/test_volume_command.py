@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from moorage.storage import Pool, PoolConfig
+from moorage.cli import show
+from moorage.storage import CreateVolume, Pool, PoolConfig, VolumeKind
 
 MIB = 1 << 20
 
@@ -46,11 +47,11 @@ def test_the_life_of_a_volume_without_a_cluster(volume, tmp_path):
     assert [row["name"] for row in made(volume, "snapshots", "a")] == ["s1"]
 
     rows = {row["name"]: row for row in made(volume, "list")}
-    assert rows["a"]["promised_bytes"] == 25 * MIB
+    assert rows["a"]["size_bytes"] == 25 * MIB
     assert MIB <= rows["a"]["used_bytes"] < 2 * MIB
     assert (rows["a"]["snapshots"], rows["b"]["snapshots"]) == (1, 0)
     text = volume("list").stdout.decode()
-    assert "PROMISED" in text
+    assert text.splitlines()[0].split() == ["VOLUME", "TYPE", "SIZE", "USED", "SNAPS", "AGE"]
     assert "25Mi" in text
     assert made(volume, "inspect", "a")["snapshots"] == [cut["id"]]
 
@@ -59,6 +60,51 @@ def test_the_life_of_a_volume_without_a_cluster(volume, tmp_path):
     assert made(volume, "undelete", "b")["what"] == "volume"
     assert made(volume, "trash") == []
     assert volume("check").returncode == 0
+
+
+def test_volumes_are_listed_and_named_by_their_claims(volume, tmp_path):
+    name = "pvc-6f7ad0b4-0a4e-4d2c-9d0f-3a9c2b1de2f7"
+    with Pool.open(PoolConfig("pool", tmp_path / "pool", background=False)) as pool:
+        first = pool.create_volume(CreateVolume(name, MIB, filesystem="", claim="shop/data"))
+        pool.create_volume(CreateVolume("by-hand", MIB, filesystem=""))
+        pool.create_volume(CreateVolume("x" * 60, MIB, kind=VolumeKind.DIRECTORY))
+    lines = volume("list").stdout.decode().splitlines()
+    assert [line.split()[0] for line in lines] == ["VOLUME", "by-hand", "shop/data", "x" * 60]
+    wide = volume("list", "-o", "wide").stdout.decode().splitlines()
+    assert wide[0].split()[:3] == ["CLAIM", "NAME", "ID"]
+    assert [line.split()[:3] for line in wide if "shop" in line] == [["shop/data", name, first.id]]
+    assert made(volume, "inspect", "shop/data")["volume"]["id"] == first.id
+
+    assert volume("remove", "shop/data").returncode == 0
+    assert [(item["claim"], item["name"]) for item in made(volume, "trash")] == [("shop/data", name)]
+    assert "shop/data" in volume("trash").stdout.decode()
+    assert b"1 deleted volume or snapshot can be brought back" in volume("list").stderr
+    assert made(volume, "undelete", "shop/data") == {"what": "volume", "id": first.id}
+    assert b"The trash is empty." in volume("trash").stdout
+
+
+def test_a_claim_with_several_volumes_is_no_name_for_one(volume, tmp_path):
+    with Pool.open(PoolConfig("pool", tmp_path / "pool", background=False)) as pool:
+        for name in ("one", "two"):
+            pool.create_volume(CreateVolume(name, MIB, filesystem="", claim="shop/data"))
+    done = volume("remove", "shop/data")
+    assert done.returncode == 2
+    assert b"several volumes were made for the claim shop/data: one-" in done.stderr
+
+
+def test_a_list_on_a_terminal_fits_its_width(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    long = f"{'n' * 63}/{'c' * 200}"
+    show.columns(("VOLUME", "TYPE", "SIZE"), [(long, "ext4", "10Gi"), ("short", "dir", "1Gi")])
+    head, cut, short = capsys.readouterr().out.splitlines()
+    assert len(head) <= len(cut) == 80
+    assert cut.startswith("nnnn")
+    assert "…" in cut
+    assert cut.endswith("ccc  ext4  10Gi")
+    assert short.split() == ["short", "dir", "1Gi"]
+    show.columns(("VOLUME", "TYPE", "SIZE"), [(long, "ext4", "10Gi")], is_wide=True)
+    assert long in capsys.readouterr().out
 
 
 def test_a_stream_goes_through_files_and_pipes(volume, tmp_path):
@@ -102,7 +148,7 @@ BAD = [
     (("create", ""), "empty"),
     (("create", "a\x07"), "control character"),
     (("create",), "name"),
-    (("list", "-o", "yaml"), "text or json"),
+    (("list", "-o", "yaml"), "text, wide or json"),
     (("resize", "v", "1Mi"), "do not shrink"),
     (("resize", "v", "0"), "more than nothing"),
     (("snapshot", "v", "s", "--in-use", "maybe"), "refuse, freeze, live"),

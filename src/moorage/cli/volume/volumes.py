@@ -1,16 +1,19 @@
 """`moorage volume`: make, show, mount, check and remove volumes."""
 
 import os
+import time
+from collections.abc import Sequence
 from shlex import quote
 from typing import Annotated
 
 import typer
 
 from moorage.cli import show
-from moorage.cli.show import Output
+from moorage.cli.show import Output, WideOutput
 from moorage.cli.volume.group import Name, app, bytes_from, check_choice, tell
 from moorage.storage import CreateVolume, Volume, VolumeKind
 from moorage.storage.guests import source_named, volume_named
+from moorage.storage.listing import VolumeRow, overview
 
 
 @app.command()
@@ -41,36 +44,68 @@ def create(
 
 
 @app.command(name="list")
-def list_volumes(ctx: typer.Context, output: Output = "text") -> None:
-    """List all volumes: what they were promised, what they use, what they share with snapshots."""
-    from moorage.storage.listing import overview
+def list_volumes(ctx: typer.Context, output: WideOutput = "text") -> None:
+    """List all volumes: their size, what they use of it, and how many snapshots they have.
 
-    as_json = show.check_output(output)
+    A volume that was made for a claim is shown as NAMESPACE/CLAIM. `-o wide` adds names, ids and shared space.
+    """
+    as_json = show.check_output(output, "wide")
     with ctx.obj.open() as pool:
-        rows = overview(pool)
+        rows, deleted = overview(pool), pool.trash()
     if as_json:
         show.json_out(rows)
         return
-    if not rows:
+    if output == "wide":
+        _list_wide(rows)
+    elif rows:
+        _list_short(rows)
+    else:
         show.say("There are no volumes.")
-        return
-    head = ("NAME", "ID", "TYPE", "PROMISED", "USED", "SHARED", "SNAPSHOTS", "AGE", "PROBLEM")
-    size, since = show.size, show.age_since
+    if deleted:
+        count = "1 deleted volume or snapshot" if len(deleted) == 1 else f"{len(deleted)} deleted volumes or snapshots"
+        show.say(f"{count} can be brought back; `moorage volume trash` lists them.", style="dim", err=True)
+
+
+def _list_short(rows: Sequence[VolumeRow]) -> None:
     text = [
         (
+            row.claim or row.name or row.id,
+            _type_of(row),
+            show.size(row.size_bytes),
+            show.size(row.used_bytes),
+            str(row.snapshots),
+            show.age_since(row.created_ns),
+        )
+        for row in rows
+    ]
+    show.columns(("VOLUME", "TYPE", "SIZE", "USED", "SNAPS", "AGE"), text)
+    for row in rows:
+        if row.problem:
+            show.paragraph(f"{row.claim or row.name or row.id}: {row.problem}", style="red")
+
+
+def _list_wide(rows: Sequence[VolumeRow]) -> None:
+    head = ("CLAIM", "NAME", "ID", "TYPE", "SIZE", "USED", "SHARED", "SNAPS", "AGE", "PROBLEM")
+    text = [
+        (
+            row.claim,
             row.name or "?",
             row.id,
-            row.filesystem or ("block" if row.kind == "image" else row.kind or "?"),
-            size(row.promised_bytes),
-            size(row.used_bytes),
-            size(row.shared_bytes),
+            _type_of(row),
+            show.size(row.size_bytes),
+            show.size(row.used_bytes),
+            show.size(row.shared_bytes),
             str(row.snapshots),
-            since(row.created_ns),
+            show.age_since(row.created_ns),
             row.problem,
         )
         for row in rows
     ]
-    show.columns(head, text)
+    show.columns(head, text, is_wide=True)
+
+
+def _type_of(row: VolumeRow) -> str:
+    return row.filesystem or {"image": "block", "directory": "dir"}.get(row.kind, "?")
 
 
 @app.command()
@@ -102,8 +137,9 @@ def inspect(ctx: typer.Context, name: Name, output: Output = "text") -> None:
     record = {
         "name": found.name,
         "id": found.id,
+        "claim": found.claim or "none",
         "type": found.filesystem or ("block" if found.kind is VolumeKind.IMAGE else "directory"),
-        "promised": show.size(found.size_bytes) + ("" if found.size_enforced else " (not enforced)"),
+        "size": show.size(found.size_bytes) + ("" if found.size_enforced else " (not enforced)"),
         "used": show.size(int(str(facts["used_bytes"]))),
         "shared": show.size(int(str(facts["shared_bytes"]))),
         "made from": f"{found.source.kind} {found.source.id}, by {found.copy_path}" if found.source else "nothing",
@@ -153,7 +189,7 @@ def unmount(
         found = volume_named(pool, name)
         was_there = local.unmount(pool, found, path)
     if as_json:
-        show.json_out({"volume": found.id, "path": os.path.abspath(path), "was_mounted": was_there})
+        show.json_out({"id": found.id, "path": os.path.abspath(path), "was_mounted": was_there})
     else:
         show.say(f"volume {found.id} is not mounted at {path}{' any more' if was_there else ''}")
 
@@ -194,17 +230,30 @@ def trash(ctx: typer.Context, output: Output = "text") -> None:
     if as_json:
         show.json_out(found)
         return
+    if not found:
+        show.say("The trash is empty.")
+        return
     rows = [
-        (item.name, item.what, item.id, show.age_since(item.deleted_ns), show.size(item.allocated_bytes))
+        (
+            item.claim or item.name,
+            item.what,
+            show.age_since(item.deleted_ns),
+            _left(item.expires_ns),
+            show.size(item.used_bytes),
+        )
         for item in found
     ]
-    show.columns(("NAME", "WHAT", "ID", "DELETED", "USED"), rows)
+    show.columns(("DELETED", "WHAT", "AGE", "KEPT FOR", "USED"), rows)
+
+
+def _left(expires_ns: int) -> str:
+    return show.age(max(0.0, expires_ns / 1e9 - time.time()))
 
 
 @app.command()
 def undelete(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="The name or id that it had.")],
+    name: Annotated[str, typer.Argument(help="The name, id or claim that it had.")],
     what: Annotated[str, typer.Option(help="volume, snapshot or group.")] = "volume",
     output: Output = "text",
 ) -> None:

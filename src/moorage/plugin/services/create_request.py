@@ -14,7 +14,7 @@ from moorage.plugin.access import Access, why_inconsistent, why_unsupported
 from moorage.plugin.context import PluginContext
 from moorage.plugin.io_limits import LimitsUnsupported
 from moorage.plugin.node.staging import default_filesystem
-from moorage.plugin.parameters import ClassParameters
+from moorage.plugin.parameters import ClassParameters, claim_from
 from moorage.plugin.services import wire
 from moorage.plugin.topology import check_place
 from moorage.storage import CreateVolume, Pool, Snapshot, Source, Volume, VolumeKind, errors, ids, tunables
@@ -59,6 +59,7 @@ def parse_create(request: pb.CreateVolumeRequest) -> CreateRequest:
         source=source,
         in_use=chosen.in_use,
         mutable=chosen.mutable,
+        claim=claim_from(request.parameters),
     )
     return CreateRequest(chosen.pool, create, accesses, tuple(requisite), _fs_type(accesses, chosen))
 
