@@ -25,6 +25,7 @@ _READABLE = 48
 _HASH = 20
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,98}[a-z0-9])?\Z")
+_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
@@ -71,6 +72,6 @@ def member_id(group: GroupId, index: int) -> SnapshotId:
 def group_of(snapshot: str) -> tuple[GroupId, int] | None:
     """The group and index that a member's id names; None for any other id."""
     group, dot, index = snapshot.partition(".")
-    if dot and is_id(group) and index.isascii() and index.isdigit() and str(int(index)) == index:
+    if dot and is_id(group) and _INDEX.match(index):
         return GroupId(group), int(index)
     return None

@@ -16,10 +16,10 @@ from moorage.host.extents import data_ranges
 from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig, VolumeKind
 from moorage.storage.errors import InvalidValue
 from moorage.storage.ids import id_from
-from moorage.storage.transfer.archive import unpack
 from moorage.storage.transfer.export import ChangedMeanwhile, export_to_file, export_to_pipe, subject_of
 from moorage.storage.transfer.import_ import ImportRequest, import_stream, unfinished
 from moorage.storage.transfer.stream import FramedBytes, StreamCut, StreamDamaged, StreamReader, scan
+from moorage.storage.transfer.unpack import unpack
 from moorage.storage.trees import copy_tree, make_socket
 
 pytestmark = pytest.mark.root

@@ -1,8 +1,7 @@
-"""Directory trees as a tar archive and back: what an export of a directory volume carries in its frames.
+"""Directory trees as a tar archive: what an export of a directory volume carries in its frames.
 
-Owns: the archive (PAX, with GNU's sparse files and `SCHILY.xattr.` attributes, so that GNU tar reads it) and what may
-come out of one.
-Start reading at: `archived`, `unpack`.
+Owns: the archive (PAX, with GNU's sparse files and `SCHILY.xattr.` attributes, so that GNU tar reads it).
+Start reading at: `archived`. The way back is in `unpack`.
 
 The same tree gives the same bytes: names are sorted, and times of access, which reading would change, are left out.
 Kept are hard links, holes, extended attributes (ACLs are among them), owners, modes, times of change to the nanosecond,
@@ -11,20 +10,23 @@ devices, FIFOs, and sockets, which tar does not know and which are empty files w
 
 import errno
 import os
+import sqlite3
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 
 from moorage.host.dir_walk import DirWalk, Moment, MountInTheWay, held_path, hold, opened, walk
 from moorage.host.extents import data_ranges
 from moorage.storage.errors import StorageError
-from moorage.storage.transfer.stream import FramedBytes, StreamDamaged
-from moorage.storage.trees import make_socket
 
-_READ_BYTES = 1 << 20
-_XATTR = "SCHILY.xattr."
-_TYPE = "MOORAGE.type"
-_SPARSE = "GNU.sparse."
+READ_BYTES = 1 << 20
+XATTR = "SCHILY.xattr."
+TYPE = "MOORAGE.type"
+SPARSE = "GNU.sparse."
+MOST_PIECES = 1 << 18
+"""How many pieces of data one file may have between its holes: their table is read as a whole."""
 _LONGEST_PATH = 4095
 _END = bytes(2 * tarfile.BLOCKSIZE)
 
@@ -36,7 +38,7 @@ class TreeChanged(StorageError):
 
 
 class TreeTooDeep(StorageError):
-    """A path in the tree is longer than a system call takes."""
+    """A path in the tree is longer than a system call takes, or a file has too many holes."""
 
     code = "FAILED_PRECONDITION"
     retryable = False
@@ -64,8 +66,7 @@ def archived(root: str) -> Iterator[bytes]:
 
     Raises TreeTooDeep for a path that no system call would take, as no archive of it could be unpacked.
     """
-    links: dict[tuple[int, int], str] = {}
-    with opened(root) as top, DirWalk(top, in_order=True, named=root) as way:
+    with opened(root) as top, closing(_Links()) as links, DirWalk(top, in_order=True, named=root) as way:
         yield from _entry(top, ".", links)
         for moment, name in walk(way):
             if moment is Moment.LEAVING:
@@ -80,7 +81,27 @@ def archived(root: str) -> Iterator[bytes]:
     yield _END
 
 
-def _held_entry(way: DirWalk, name: str, path: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
+class _Links:
+    """The first path of each file with several names. A tenant may make millions, so they are kept in a file."""
+
+    def __init__(self) -> None:
+        self._paths = sqlite3.connect("")  # a temporary file without a name
+        self._paths.execute("CREATE TABLE paths (device INT, inode INT, path BLOB, PRIMARY KEY (device, inode))")
+
+    def first(self, found: os.stat_result, path: str) -> str:
+        """Return the path that this file had first; if there was none, it is this one."""
+        key = (found.st_dev, found.st_ino - (1 << 64) if found.st_ino >= 1 << 63 else found.st_ino)
+        row = self._paths.execute("SELECT path FROM paths WHERE device = ? AND inode = ?", key).fetchone()
+        if row is not None:
+            return os.fsdecode(row[0])
+        self._paths.execute("INSERT INTO paths VALUES (?, ?, ?)", (*key, os.fsencode(path)))
+        return path
+
+    def close(self) -> None:
+        self._paths.close()
+
+
+def _held_entry(way: DirWalk, name: str, path: str, links: _Links) -> Iterator[bytes]:
     try:
         with hold(way.fd, name) as held:
             yield from _entry(held, path, links)
@@ -92,19 +113,16 @@ def _held_entry(way: DirWalk, name: str, path: str, links: dict[tuple[int, int],
         raise
 
 
-def _entry(held: int, name: str, links: dict[tuple[int, int], str]) -> Iterator[bytes]:
+def _entry(held: int, name: str, links: _Links) -> Iterator[bytes]:
     """Archive what a descriptor holds."""
     found = os.fstat(held)
     info = tarfile.TarInfo(name)
     info.mode, info.uid, info.gid = stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
     info.pax_headers = {"mtime": _time(found.st_mtime_ns)}
-    key = (found.st_dev, found.st_ino)
-    if not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1:
-        if key in links:
-            info.type, info.linkname = tarfile.LNKTYPE, links[key]
-            yield _head(info)
-            return
-        links[key] = name
+    if not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1 and (first := links.first(found, name)) != name:
+        info.type, info.linkname = tarfile.LNKTYPE, first
+        yield _head(info)
+        return
     info.pax_headers = {**info.pax_headers, **_attributes(held_path(held))}
     if stat.S_ISREG(found.st_mode):
         yield from _file(held, info, found)
@@ -120,7 +138,7 @@ def _describe(info: tarfile.TarInfo, held: int, found: os.stat_result) -> None:
     elif stat.S_ISLNK(mode):
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink("", dir_fd=held)
     elif stat.S_ISSOCK(mode):
-        info.pax_headers = {**info.pax_headers, _TYPE: "socket"}
+        info.pax_headers = {**info.pax_headers, TYPE: "socket"}
     elif stat.S_ISFIFO(mode):
         info.type = tarfile.FIFOTYPE
     else:
@@ -131,7 +149,9 @@ def _describe(info: tarfile.TarInfo, held: int, found: os.stat_result) -> None:
 def _file(held: int, info: tarfile.TarInfo, found: os.stat_result) -> Iterator[bytes]:
     fd = os.open(held_path(held), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        pieces = [(piece.offset, piece.length) for piece in data_ranges(fd)]
+        pieces = [(piece.offset, piece.length) for piece in islice(data_ranges(fd), MOST_PIECES + 1)]
+        if len(pieces) > MOST_PIECES:
+            raise TreeTooDeep(f"{info.name} has more than {MOST_PIECES} pieces of data between holes")
         table = b""
         if pieces != [(0, found.st_size)] and found.st_size:
             table = _sparse(info, pieces, found.st_size)
@@ -153,10 +173,10 @@ def _sparse(info: tarfile.TarInfo, pieces: list[tuple[int, int]], size: int) -> 
     """GNU's sparse format 1.0: the name and size in the head, the places of the data before the data."""
     info.pax_headers = {
         **info.pax_headers,
-        f"{_SPARSE}major": "1",
-        f"{_SPARSE}minor": "0",
-        f"{_SPARSE}name": info.name,
-        f"{_SPARSE}realsize": str(size),
+        f"{SPARSE}major": "1",
+        f"{SPARSE}minor": "0",
+        f"{SPARSE}name": info.name,
+        f"{SPARSE}realsize": str(size),
     }
     ends = [*pieces, (size, 0)]  # the last one says where the file ends, as GNU tar does
     table = "".join(f"{number}\n" for number in (len(ends), *(number for piece in ends for number in piece))).encode()
@@ -165,7 +185,7 @@ def _sparse(info: tarfile.TarInfo, pieces: list[tuple[int, int]], size: int) -> 
 
 def _content(fd: int, offset: int, length: int, name: str) -> Iterator[bytes]:
     while length:
-        block = os.pread(fd, min(length, _READ_BYTES), offset)
+        block = os.pread(fd, min(length, READ_BYTES), offset)
         if not block:
             raise TreeChanged(f"{name} became shorter while it was read")
         yield block
@@ -177,7 +197,7 @@ def _attributes(path: str) -> dict[str, str]:
     for name in sorted(os.listxattr(path)):
         value = os.getxattr(path, name)
         key = name.replace("%", "%25").replace("=", "%3D")  # the sign ends a keyword
-        found[_XATTR + key] = value.decode("utf-8", "surrogateescape")
+        found[XATTR + key] = value.decode("utf-8", "surrogateescape")
     return found
 
 
@@ -188,129 +208,3 @@ def _head(info: tarfile.TarInfo) -> bytes:
 def _time(nanoseconds: int) -> str:
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
     return f"{seconds}.{rest:09d}" if seconds >= 0 else str(seconds)
-
-
-# --- in ------------------------------------------------------------------------------------
-
-
-def unpack(archive: FramedBytes, target: str, progress: Callable[[int], None]) -> None:
-    """Make what an archive holds in an empty directory; nothing is made outside of it, whatever the archive says.
-
-    `progress` is told how many bytes of files are there.
-    """
-    try:
-        with tarfile.open(
-            fileobj=archive, mode="r|", bufsize=_READ_BYTES, encoding="utf-8", errors="surrogateescape"
-        ) as tar:
-            _Unpacking(tar, target, progress).run()
-    except tarfile.TarError as failed:
-        raise StreamDamaged(f"the archive in the stream cannot be read: {failed}") from failed
-
-
-class _Unpacking:
-    """One archive on its way into a directory."""
-
-    def __init__(self, tar: tarfile.TarFile, target: str, progress: Callable[[int], None]) -> None:
-        self._tar = tar
-        self._target = target
-        self._progress = progress
-        self._folders: dict[str, tarfile.TarInfo] = {}
-        self._others: set[str] = set()
-        self._bytes = 0
-
-    def run(self) -> None:
-        for info in self._tar:
-            self._member(info)
-        for name in sorted(self._folders, reverse=True):  # what is inside changes a directory's time
-            _set_attributes(self._path(name), self._folders[name])
-
-    def _path(self, name: str) -> str:
-        return self._target if name == "." else os.path.join(self._target, name)
-
-    def _member(self, info: tarfile.TarInfo) -> None:
-        name = info.name
-        path = self._path(name)
-        if name == ".":
-            self._folders[name] = info
-            return
-        parent, _, last = name.rpartition("/")
-        # Every directory on the way was made here, so no link of the archive leads out of the target.
-        if (
-            last in ("", ".", "..")
-            or (parent or ".") not in self._folders
-            or name in self._others
-            or name in self._folders
-        ):
-            raise StreamDamaged(f"the archive in the stream has a member in the wrong place: {name!r}")
-        if info.isdir():
-            os.mkdir(path, 0o700)
-            self._folders[name] = info
-            return
-        if info.islnk():
-            if info.linkname not in self._others:
-                raise StreamDamaged(f"the archive in the stream links {name!r} to something that is not in it")
-            os.link(self._path(info.linkname), path, follow_symlinks=False)
-        else:
-            self._make(path, info)
-            _set_attributes(path, info)
-        self._others.add(name)
-
-    def _make(self, path: str, info: tarfile.TarInfo) -> None:
-        if info.pax_headers.get(_TYPE) == "socket":
-            with opened(os.path.dirname(path)) as parent:
-                make_socket(parent, os.path.basename(path))
-        elif info.isreg():
-            self._write(path, info)
-        elif info.issym():
-            os.symlink(info.linkname, path)
-        elif info.isfifo():
-            os.mkfifo(path, 0o600)
-        elif info.ischr() or info.isblk():
-            kind = stat.S_IFCHR if info.ischr() else stat.S_IFBLK
-            os.mknod(path, kind | 0o600, os.makedev(info.devmajor, info.devminor))
-        else:
-            raise StreamDamaged(f"the archive in the stream has a member of an unknown type: {info.name!r}")
-
-    def _write(self, path: str, info: tarfile.TarInfo) -> None:
-        source = self._tar.fileobj
-        assert source is not None  # as long as the archive is open
-        source.seek(info.offset_data)
-        pieces: list[tuple[int, int]] = getattr(info, "sparse", None) or [(0, info.size)]
-        with open(path, "xb", buffering=0) as file:
-            for offset, length in pieces:
-                file.seek(offset)
-                while length:
-                    block = source.read(min(length, _READ_BYTES))
-                    if not block:
-                        raise StreamDamaged(f"the archive in the stream ends inside of {info.name!r}")
-                    file.write(block)
-                    length -= len(block)
-                    self._bytes += len(block)
-                    self._progress(self._bytes)
-            file.truncate(info.size)
-
-
-def _set_attributes(path: str, info: tarfile.TarInfo) -> None:
-    """Owner first (it clears set-id bits), then the mode, attributes, and times last."""
-    os.chown(path, info.uid, info.gid, follow_symlinks=False)
-    if not info.issym():
-        os.chmod(path, info.mode)
-    for key, value in info.pax_headers.items():
-        if key.startswith(_XATTR):
-            name = key.removeprefix(_XATTR).replace("%3D", "=").replace("%25", "%")
-            try:
-                os.setxattr(path, name, value.encode("utf-8", "surrogateescape"), follow_symlinks=False)
-            except OSError as failed:
-                # The security module of this machine decides about its own labels.
-                if not (name.startswith("security.") and failed.errno in (errno.EPERM, errno.EOPNOTSUPP)):
-                    raise
-    when = _nanoseconds(info.pax_headers.get("mtime", str(int(info.mtime))))
-    os.utime(path, ns=(when, when), follow_symlinks=False)
-
-
-def _nanoseconds(text: str) -> int:
-    seconds, _, fraction = text.partition(".")
-    try:
-        return int(seconds) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
-    except ValueError as failed:
-        raise StreamDamaged(f"the archive in the stream has a time that is none: {text!r}") from failed

@@ -12,6 +12,7 @@ import lives, so a collector can tell the dead ones.
 import contextlib
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,17 +26,17 @@ from moorage.host.extents import CopyProgress, clone_file, copy_sparse
 from moorage.host.safe_remove import remove_tree
 from moorage.log import get_logger
 from moorage.storage import attachments, directories
-from moorage.storage.errors import Busy, DamagedRecord, NameTaken, OutOfSpace, StorageError, VolumeInUse
+from moorage.storage.errors import Busy, DamagedRecord, InvalidValue, NameTaken, OutOfSpace, StorageError, VolumeInUse
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import id_from
 from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
 from moorage.storage.model import Volume, VolumeKind
 from moorage.storage.pool import Pool
 from moorage.storage.records import VolumeRecord, encoded
-from moorage.storage.sizes import rounded_up
-from moorage.storage.transfer.archive import unpack
+from moorage.storage.sizes import MAXIMUM_BYTES, minimum_for, rounded_up
 from moorage.storage.transfer.export import identity_of
 from moorage.storage.transfer.stream import DATA, Frame, FramedBytes, Header, Position, StreamReader
+from moorage.storage.transfer.unpack import unpack
 from moorage.storage.usage import observe
 from moorage.storage.volumes import DATA as DATA_FILE
 from moorage.storage.volumes import RECORD
@@ -47,6 +48,7 @@ _PROGRESS = "progress.json"
 _LINEAGE = "imported.json"
 CHECKPOINT_BYTES = 256 << 20
 _ZEROS = bytes(1 << 20)
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 class WrongBase(StorageError):
@@ -111,6 +113,7 @@ def import_stream(pool: Pool, fd: int, request: ImportRequest, progress: CopyPro
     """Read a stream to its end and leave the volume with its content, or nothing new at all."""
     reader = StreamReader(fd)
     header = reader.header
+    _check_header(header)
     ident = request.onto or id_from(request.name or header.volume_name)
     with pool.context.layout.translated(f"import volume {ident}"):
         done = _already(pool, ident, header, request)
@@ -220,12 +223,29 @@ def _base_of(pool: Pool, header: Header, request: ImportRequest) -> Path | None:
     return snapshot.data
 
 
+def _check_header(header: Header) -> None:
+    """Refuse what no volume of ours can be. The checksums of a stream prove nothing about who made it."""
+    kind = VolumeKind.DIRECTORY if header.is_directory else VolumeKind.IMAGE
+    minimum_for(kind, header.filesystem)  # raises for an unknown filesystem
+    if not 0 < header.size_bytes <= MAXIMUM_BYTES:
+        raise InvalidValue("size_bytes", f"a volume cannot have {header.size_bytes} bytes")
+    if not _IDENTITY.fullmatch(header.source) or not _IDENTITY.fullmatch(header.base or header.source):
+        raise InvalidValue("source", "the stream does not say what its content is")
+    if header.is_directory and (header.base or header.filesystem):
+        raise InvalidValue("kind", "a directory has neither a base nor a filesystem")
+
+
 def _check_room(pool: Pool, header: Header, ident: str) -> None:
     existing = pool.find_volume(ident)
-    more = header.size_bytes - (existing.size_bytes if existing is not None else 0)
+    more = _most_bytes(header) - (existing.size_bytes if existing is not None else 0)
     available = pool.capacity().available_bytes
     if more > available:
         raise OutOfSpace(f"import volume {ident}: {more} bytes do not fit, pool {pool.name} has {available} left")
+
+
+def _most_bytes(header: Header) -> int:
+    """How many bytes the volume may hold. A directory whose size was not enforced may hold more than its size."""
+    return max(header.size_bytes, header.data_bytes) if header.is_directory else header.size_bytes
 
 
 # --- building ------------------------------------------------------------------------------
@@ -243,7 +263,7 @@ def _building(pool: Pool, ident: str) -> Iterator[str]:
         except BlockingIOError as failed:
             raise Busy(f"another import of volume {ident} is running") from failed
         yield place
-    except MoorageError:
+    except Exception:
         if not os.path.exists(os.path.join(place, _PROGRESS)):
             remove_tree(place)  # nothing worth keeping
         raise
@@ -350,7 +370,7 @@ def fill_directory(pool: Pool, place: str, reader: StreamReader, progress: CopyP
             progress(done, max(total, done))
 
     archive = FramedBytes(reader)
-    unpack(archive, data, tell)
+    unpack(archive, data, tell, _most_bytes(reader.header))
     archive.drain()  # nothing is published before the trailer was seen
     directories.sync(data)
 

@@ -211,7 +211,7 @@ class StreamReader:
             raise StreamDamaged("the stream does not begin with its header")
         try:
             found = msgspec.json.decode(payload, type=Header)
-        except msgspec.DecodeError as failed:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as failed:
             raise NotAStream(f"the stream's header cannot be read: {failed}") from failed
         if found.format > DIRECTORY_FORMAT or found.kind not in ("image", "directory"):
             raise NotAStream(
@@ -285,7 +285,7 @@ class FramedBytes(io.RawIOBase):
 def _check_tail(payload: memoryview, before: Position) -> None:
     try:
         found = msgspec.json.decode(payload, type=Trailer)
-    except msgspec.DecodeError as failed:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as failed:
         raise StreamDamaged(f"the stream's trailer cannot be read: {failed}") from failed
     if found != Trailer(before.frames, before.data_bytes, before.chain.hex()):
         raise StreamDamaged("the stream's trailer does not fit to what came before it: frames were lost or changed")
