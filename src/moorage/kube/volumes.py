@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NewType
 
-from moorage.kube.names import BETA_DEFAULT_CLASS, BETA_STORAGE_CLASS, CSI_PLUGIN, DEFAULT_CLASS
+from moorage.kube.names import (
+    ALPHA_SELECTED_NODE,
+    BETA_DEFAULT_CLASS,
+    BETA_STORAGE_CLASS,
+    BETA_STORAGE_PROVISIONER,
+    CSI_PLUGIN,
+    DEFAULT_CLASS,
+    SELECTED_NODE,
+    STORAGE_PROVISIONER,
+)
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
 from moorage.kube.objects.meta import ObjectReference
 from moorage.kube.objects.storage import CSIDriver, StorageClass, VolumeAttachment
@@ -84,6 +93,16 @@ def waits_for_consumer(storage_class: StorageClass | None) -> bool:
     return storage_class is not None and storage_class.volume_binding_mode == "WaitForFirstConsumer"
 
 
+def provisioner_of(claim: PersistentVolumeClaim) -> str:
+    """Return the driver that is asked for the claim's volume, empty if none is asked yet."""
+    return claim.annotations.get(STORAGE_PROVISIONER) or claim.annotations.get(BETA_STORAGE_PROVISIONER, "")
+
+
+def selected_node_of(claim: PersistentVolumeClaim) -> str:
+    """Return the node that the scheduler chose for the claim's first pod, empty before that."""
+    return claim.annotations.get(SELECTED_NODE) or claim.annotations.get(ALPHA_SELECTED_NODE, "")
+
+
 def storage_bytes(quantities: Mapping[str, str | int | float]) -> int:
     """Return the storage in a resource list. Returns 0 if it is absent or unreadable."""
     try:
@@ -93,8 +112,13 @@ def storage_bytes(quantities: Mapping[str, str | int | float]) -> int:
 
 
 def requested_bytes(claim: PersistentVolumeClaim) -> int:
-    """Return the size that a claim asks for, 0 if it is unreadable; `bytes_of` raises instead."""
+    """Return the size that a claim asks for, 0 if it is unreadable: it then asks for no more than it has."""
     return storage_bytes(claim.spec.resources.requests)
+
+
+def required_bytes(claim: PersistentVolumeClaim) -> int:
+    """Return the size of the volume to create. Raises BadQuantity if it is unreadable: no size can be guessed."""
+    return bytes_of(claim.spec.resources.requests.get("storage"))
 
 
 def capacity_bytes(volume: PersistentVolume) -> int:

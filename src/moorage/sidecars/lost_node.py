@@ -1,10 +1,10 @@
-"""A node that is gone for good: let go of what only its own process could have finished.
+"""A node that is gone for good: release the objects that only its own process could have finished.
 
-With --node-deployment nobody else handles a node's volumes, so when the node never comes back its released volumes,
-attachments and contents being deleted, sources of copies, capacity objects and half-made claims would wait for ever.
-What is done here assumes that the node's data is lost: no driver is asked.
+With --node-deployment no other process handles a node's volumes. If the node never comes back, these wait for ever:
+its released volumes, attachments and contents that are being deleted, sources of copies, capacity objects, and claims
+that it was provisioning. What is done here assumes that the node's data is lost: no driver is asked.
 
-Owns: finding these objects and, when told to, letting them go. A bound volume is only reported, never touched.
+Owns: finding these objects, and releasing them. A bound volume is only reported, never touched.
 Start reading at: `plan`, `carry_out`.
 """
 
@@ -12,8 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from moorage.kube import names
 from moorage.kube.api.client import Client, PatchType
+from moorage.kube.api.discovery import is_served
+from moorage.kube.cache.informer import Informers
+from moorage.kube.control.writer import Writer
 from moorage.kube.errors import NotFound
+from moorage.kube.names import lease_name
 from moorage.kube.objects import (
     CSIStorageCapacity,
     KubeObject,
@@ -26,14 +31,12 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
 )
 from moorage.kube.selectors import node_matches
+from moorage.kube.volumes import provisioner_of, selected_node_of
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.attacher.decide import finalizer_of
 from moorage.sidecars.capacity.segments import managed_by
-from moorage.sidecars.context import is_served
-from moorage.sidecars.edits import finalizer_patch, remove_annotation, remove_finalizer, update_whole
-from moorage.sidecars.leases import lease_name
-from moorage.sidecars.provisioner.decide import provisioner_of, selected_node_of, should_delete
+from moorage.sidecars.edits import Change, remove_annotation, remove_finalizer
+from moorage.sidecars.provisioner.decide import should_delete
 from moorage.sidecars.roles import Role
 from moorage.sidecars.snapshotter.versions import best_served
 
@@ -46,7 +49,7 @@ What = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStep:
-    """One thing to do about one object, and why, for a person to read first."""
+    """What to do about one object, and why, for a person to read first."""
 
     what: What
     kind: type[KubeObject]
@@ -56,7 +59,7 @@ class ReleaseStep:
 
 
 async def plan(client: Client, driver: str, node: str, namespace: str) -> list[ReleaseStep]:
-    """Everything that waits for the node."""
+    """Return a step for every object that waits for the node."""
     return [
         *await _claims_and_volumes(client, driver, node),
         *await _attachments(client, driver, node),
@@ -74,7 +77,7 @@ async def _claims_and_volumes(client: Client, driver: str, node: str) -> list[Re
     for claim in (await client.list(PersistentVolumeClaim)).items:
         if selected_node_of(claim) == node and not claim.spec.volume_name and provisioner_of(claim) == driver:
             steps.append(_step("reschedule", claim, "waits for the node to make its volume"))
-        elif claim.is_deleting and names.CLONE_FINALIZER in claim.finalizers and claim.spec.volume_name in lost:
+        elif claim.is_deleting and names.CLONE_PROTECTION in claim.finalizers and claim.spec.volume_name in lost:
             steps.append(_step("release-source", claim, "was a source of clones and waits to be deleted"))
     for name in sorted(lost):
         if should_delete(volumes[name], driver):
@@ -104,7 +107,7 @@ async def _snapshots(client: Client, driver: str, node: str) -> list[ReleaseStep
             continue
         of = content.spec.volume_snapshot_ref
         snapshot = await client.find(VolumeSnapshot, of.name, of.namespace)
-        if snapshot is not None and snapshot.is_deleting and names.SNAPSHOT_SOURCE_FINALIZER in snapshot.finalizers:
+        if snapshot is not None and snapshot.is_deleting and names.RESTORE_PROTECTION in snapshot.finalizers:
             steps.append(_step("release-source", snapshot, "was being restored and waits to be deleted"))
         if content.is_deleting:
             steps.append(_step("forget-snapshot", content, "waits to be deleted"))
@@ -140,21 +143,26 @@ def _is_of(volume: PersistentVolume, driver: str) -> bool:
 
 
 async def carry_out(client: Client, step: ReleaseStep) -> None:
-    """Do one step; what is gone already is done."""
+    """Do one step. An object that is gone already needs nothing."""
+    writer = Writer(client, Informers(client))  # nothing is cached here
+
+    async def update(change: Change) -> None:
+        await writer.update(step.kind, step.name, step.namespace, change)
+
     try:
         match step.what:
             case "reschedule":
-                change = remove_annotation(names.SELECTED_NODE, names.SELECTED_NODE_ALPHA)
-                await update_whole(client, step.kind, step.name, step.namespace, change)
+                await update(remove_annotation(names.SELECTED_NODE, names.ALPHA_SELECTED_NODE))
             case "forget-volume":
-                await client.delete(step.kind, step.name)
-                patch = finalizer_patch(names.VOLUME_FINALIZER, False)
-                await client.patch(step.kind, step.name, patch, how=PatchType.STRATEGIC)
+                volume = await client.get(step.kind, step.name)
+                await writer.delete(volume)
+                await writer.remove_finalizers(volume, names.EXTERNAL_DELETION, how=PatchType.STRATEGIC)
             case "release-source":
-                ours = names.CLONE_FINALIZER if step.kind is PersistentVolumeClaim else names.SNAPSHOT_SOURCE_FINALIZER
-                await update_whole(client, step.kind, step.name, step.namespace, remove_finalizer(ours))
+                is_claim = step.kind is PersistentVolumeClaim
+                await update(remove_finalizer(names.CLONE_PROTECTION if is_claim else names.RESTORE_PROTECTION))
             case "forget-attachment" | "forget-snapshot":
-                await _let_go(client, step)
+                found = await client.get(step.kind, step.name)
+                await writer.remove_finalizers(found, *_finalizers_of_node(found))
             case "remove":
                 await client.delete(step.kind, step.name, step.namespace)
             case "keep":
@@ -164,15 +172,11 @@ async def carry_out(client: Client, step: ReleaseStep) -> None:
     log.info("taken over", what=step.what, kind=step.kind.resource.kind, name=step.name)
 
 
-async def _let_go(client: Client, step: ReleaseStep) -> None:
-    """Take the finalizer off that would have stayed until the node's driver had answered."""
-    found = await client.get(step.kind, step.name)
-    ours = {names.CONTENT_FINALIZER, names.GROUP_CONTENT_FINALIZER}
-    if isinstance(found, VolumeAttachment):
-        ours = {finalizer_of(found.spec.attacher)}
-    left = [each for each in found.finalizers if each not in ours]
-    patch = {"metadata": {"finalizers": left or None}}
-    await client.patch(step.kind, step.name, patch, version=found.metadata.resource_version)
+def _finalizers_of_node(obj: KubeObject) -> list[str]:
+    """Return the finalizers that only the process on the lost node would have removed."""
+    if isinstance(obj, VolumeAttachment):
+        return [finalizer_of(obj.spec.attacher)]
+    return [names.SNAPSHOT_CONTENT_BOUND, names.GROUP_CONTENT_BOUND]
 
 
 def is_only_on(volume: PersistentVolume, node: str, nodes: Mapping[str, Mapping[str, str]]) -> bool:

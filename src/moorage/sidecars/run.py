@@ -18,6 +18,7 @@ from moorage.kube.cache.informer import Informers
 from moorage.kube.control import probes as http
 from moorage.kube.control.election import ElectionConfig, Elector, LeadershipLost
 from moorage.kube.errors import ApiError, Forbidden
+from moorage.kube.names import lease_name
 from moorage.kube.objects import CSIDriver
 from moorage.log import get_logger
 from moorage.process import first_of
@@ -25,7 +26,6 @@ from moorage.sidecars.attacher.run import Attacher
 from moorage.sidecars.capacity.run import CapacityPublisher
 from moorage.sidecars.context import RoleContext, RoleTask
 from moorage.sidecars.driver import DriverConnection
-from moorage.sidecars.leases import lease_name
 from moorage.sidecars.liveness import LivenessProbe
 from moorage.sidecars.metrics import Metrics
 from moorage.sidecars.provisioner.run import Provisioner

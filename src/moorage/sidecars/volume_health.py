@@ -1,6 +1,6 @@
-"""The health monitor: what the driver says about its volumes, told to the claims as events.
+"""The health monitor: reports what the driver says about its volumes as events on their claims.
 
-Owns: asking (conditions of CSI v1.12, health calls of v1.13), and which claims have been told that something is wrong.
+Owns: the calls (conditions of CSI v1.12, health calls of v1.13), and which claims have had a warning.
 May not touch: the volumes; it only reports.
 Start reading at: `HealthMonitor.run`, `HealthMonitor.look`.
 """
@@ -11,10 +11,12 @@ from collections.abc import Awaitable, Callable
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube.control.controller import Watch, run
 from moorage.kube.errors import ApiError
 from moorage.kube.objects import Event, Node, ObjectReference, PersistentVolume, Pod, seconds_of
+from moorage.kube.volumes import claims_of
 from moorage.log import get_logger
-from moorage.sidecars.context import RoleContext, synced
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.roles import Role
 
 log = get_logger(__name__)
@@ -34,35 +36,36 @@ class HealthMonitor:
     def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._events = context.recorder(f"csi-pv-monitor-controller-{context.driver.name}")
-        self._told: set[str] = set()  # claims that have been told that something is wrong
+        self._warned: set[str] = set()  # uids of claims whose last event was a warning
         self._failed_nodes: set[str] = set()
         self._gone_nodes: list[str] = []
-        self._follows_nodes = False
 
     async def run(self) -> None:
-        """Look at the volumes again and again until cancelled."""
+        """Check the volumes periodically until cancelled."""
         context, settings = self._context, self._context.settings
         if not context.driver.capabilities.reports_health and not settings.enable_node_watcher:
             log.warning("the driver reports no health; the role waits for one that does", driver=context.driver.name)
             await asyncio.Event().wait()
-        await synced(context.volumes)
+        caches, watches, beside = context.caches, [], []
+        if context.driver.capabilities.reports_health:
+            beside.append(self._check_volumes_forever)
+        if settings.enable_node_watcher:
+            watches.append(Watch(caches.nodes, self._on_node, replay=False))
+            beside.append(self._check_nodes_forever)
         await self._recall()
-        async with self._events, asyncio.TaskGroup() as tasks:
-            if context.driver.capabilities.reports_health:
-                tasks.create_task(self._look_forever(), name="volume-health")
-            if settings.enable_node_watcher:
-                tasks.create_task(self._watch_nodes_forever(), name="node-health")
+        async with self._events:
+            await run([], watches, reads=[caches.volumes, *([caches.claims] if watches else [])], beside=beside)
 
     async def _recall(self) -> None:
-        """Which claims an earlier run has told, so that recovery is told too."""
+        """Read which claims an earlier run has warned, so that they get an event when they recover."""
         try:
-            told = (await self._context.client.list(Event, fields=f"reason={_ABNORMAL}")).items
+            warned = (await self._context.client.list(Event, fields=f"reason={_ABNORMAL}")).items
         except ApiError as error:
             log.info("earlier events cannot be read", reason=str(error))
             return
-        self._told |= {event.involved_object.uid for event in told if event.involved_object.uid}
+        self._warned |= {event.involved_object.uid for event in warned if event.involved_object.uid}
 
-    async def _look_forever(self) -> None:
+    async def _check_volumes_forever(self) -> None:
         can, settings = self._context.driver.capabilities, self._context.settings
         lists = can.controller("LIST_VOLUME_HEALTH") or (
             can.controller("VOLUME_CONDITION") and can.controller("LIST_VOLUMES")
@@ -75,13 +78,13 @@ class HealthMonitor:
             await asyncio.sleep(settings.list_volumes_interval_s if lists else settings.monitor_interval_s)
 
     async def look(self) -> None:
-        """Ask about all volumes once, and tell their claims what changed."""
-        volumes = [v for v in self._context.volumes if self._is_ours(v)]
+        """Ask about all volumes once, and record what changed as events on their claims."""
+        volumes = [v for v in self._context.caches.volumes if self._is_ours(v)]
         trouble = await self._trouble(volumes)
         for volume in volumes:
             handle = volume.spec.csi.volume_handle if volume.spec.csi is not None else ""
             if handle in trouble and volume.spec.claim_ref is not None:
-                self._tell(volume.spec.claim_ref, trouble[handle])
+                self._report(volume.spec.claim_ref, trouble[handle])
 
     def _is_ours(self, volume: PersistentVolume) -> bool:
         csi = volume.spec.csi
@@ -90,15 +93,15 @@ class HealthMonitor:
             csi is not None and csi.driver == self._context.driver.name and is_bound and self._context.is_local(volume)
         )
 
-    def _tell(self, claim: ObjectReference, what: str) -> None:
+    def _report(self, claim: ObjectReference, what: str) -> None:
         about = ObjectReference(
             api_version="v1", kind="PersistentVolumeClaim", namespace=claim.namespace, name=claim.name, uid=claim.uid
         )
         if what:
-            self._told.add(claim.uid)
+            self._warned.add(claim.uid)
             self._events.warning(about, _ABNORMAL, what)
-        elif claim.uid in self._told:
-            self._told.discard(claim.uid)
+        elif claim.uid in self._warned:
+            self._warned.discard(claim.uid)
             self._events.normal(about, _NORMAL, "The Volume returns to the healthy state")
 
     async def _trouble(self, volumes: list[PersistentVolume]) -> Trouble:
@@ -112,7 +115,7 @@ class HealthMonitor:
         return await self._one_by_one(volumes, self._condition_of)
 
     async def _listed_health(self, volumes: list[PersistentVolume]) -> Trouble:
-        """Only volumes in trouble are listed: all others are well."""
+        """The driver lists only the volumes in trouble; all others are well."""
         trouble = {v.spec.csi.volume_handle: "" for v in volumes if v.spec.csi is not None}
         token = ""
         while True:
@@ -172,19 +175,13 @@ class HealthMonitor:
     def _timeout_s(self) -> float:
         return self._context.settings.timeout_for(Role.HEALTH)
 
-    async def _watch_nodes_forever(self) -> None:
-        nodes = self._context.informers.of(Node)
-        if not self._follows_nodes:
-            self._follows_nodes = True
-            nodes.subscribe(self._on_node)
-        await synced(self._context.claims)
-        await synced(nodes)
+    async def _check_nodes_forever(self) -> None:
         while True:
             for name in list(self._gone_nodes):
-                if await self._tell_claims_on(name, _NODE_FAILED, "is gone"):
+                if await self._warn_claims_on(name, _NODE_FAILED, "is gone"):
                     self._gone_nodes.remove(name)
-            for node in nodes:
-                await self._look_at_node(node)
+            for node in self._context.caches.nodes:
+                await self._check_node(node)
             await asyncio.sleep(_NODE_LOOK_S)
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
@@ -192,36 +189,34 @@ class HealthMonitor:
             self._failed_nodes.discard(old.name)
             self._gone_nodes.append(old.name)  # by name: the object is no longer there to be looked up
 
-    async def _look_at_node(self, node: Node) -> None:
+    async def _check_node(self, node: Node) -> None:
         ready = next((c for c in node.status.conditions if c.type == "Ready"), None)
         since = seconds_of(ready.last_transition_time) if ready is not None and ready.status != "True" else None
         has_failed = since is not None and time.time() - since > _NODE_GRACE_S
         if has_failed and node.name not in self._failed_nodes:
             text = f"has not been ready for {_NODE_GRACE_S / 60:.0f} minutes"
-            if await self._tell_claims_on(node.name, _NODE_FAILED, text):
+            if await self._warn_claims_on(node.name, _NODE_FAILED, text):
                 self._failed_nodes.add(node.name)
         if node.is_ready and node.name in self._failed_nodes:
-            is_told = await self._tell_claims_on(node.name, _NODE_RECOVERED, "is ready again")
-            self._failed_nodes -= {node.name} if is_told else set()
+            is_warned = await self._warn_claims_on(node.name, _NODE_RECOVERED, "is ready again")
+            self._failed_nodes -= {node.name} if is_warned else set()
 
-    async def _tell_claims_on(self, node: str, reason: str, what: str) -> bool:
-        """Tell every claim that a pod uses on a node; False when it has to be tried again."""
+    async def _warn_claims_on(self, node: str, reason: str, what: str) -> bool:
+        """Record an event on every claim that a pod uses on a node. Returns False if it must be tried again."""
         try:
             pods = (await self._context.client.list(Pod, fields=f"spec.nodeName={node}")).items
         except ApiError as error:
             log.warning("pods of a node cannot be listed", node=node, reason=str(error))
             return False
         for pod in pods:
-            for volume in pod.spec.volumes:
-                if volume.persistent_volume_claim is not None:
-                    claim = self._context.claims.get(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
-                    if claim is not None:
-                        self._events.warning(claim, reason, f"node {node}, where pod {pod.name} uses it, {what}")
+            for claim in map(self._context.caches.claims.get, claims_of(pod)):
+                if claim is not None:
+                    self._events.warning(claim, reason, f"node {node}, where pod {pod.name} uses it, {what}")
         return True
 
 
 def health_text(health: pb.VolumeHealth) -> str:
-    """What is wrong with a volume in one line, worst first; empty when nothing is."""
+    """Return what is wrong with a volume in one line, worst first; empty if nothing is."""
     kinds = pb.VolumeHealthErrorType
     known = [entry for entry in health.health_statuses if entry.status in (1, 2, 3)]
     known.sort(key=lambda entry: (-entry.status, entry.reason))

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from moorage.kube.api.discovery import is_served as is_kind_served
 from moorage.kube.objects import (
     PersistentVolume,
     PersistentVolumeClaim,
@@ -12,7 +13,6 @@ from moorage.kube.objects import (
     StorageClass,
     VolumeAttributesClass,
 )
-from moorage.sidecars.context import is_served as is_kind_served
 from moorage.sidecars.roles import Role
 from moorage.testing import Abilities
 

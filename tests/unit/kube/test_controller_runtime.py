@@ -102,6 +102,39 @@ def test_a_second_run_replays_the_cache_and_a_stopped_one_hears_nothing(virtual)
     virtual(story)
 
 
+def test_what_runs_beside_begins_with_complete_caches_and_ends_with_the_rest(virtual):
+    async def story():
+        cache, seen = Informer(None, ConfigMap), []
+
+        async def beside():
+            seen.append(len(cache))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append("ended")
+
+        async with running([], [], reads=[cache], beside=[beside]):
+            await asyncio.sleep(1)
+            assert seen == []
+            cache._replace({"ns/a": config_map("a")}, 1)
+            await asyncio.sleep(1)
+            assert seen == [1]
+        assert seen == [1, "ended"]
+
+    virtual(story)
+
+
+def test_a_failure_beside_ends_the_run(virtual):
+    async def story():
+        async def beside():
+            raise NotFound(404, "", "gone")
+
+        with pytest.raises(ExceptionGroup):
+            await run([], [], beside=[beside])
+
+    virtual(story)
+
+
 def test_a_watch_without_replay_hears_changes_only(virtual):
     async def story():
         cache, heard = cache_of(config_map("a")), []

@@ -5,8 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.kube.names import BETA_DEFAULT_CLASS, BETA_STORAGE_CLASS, DEFAULT_CLASS
+from moorage.kube.names import (
+    ALPHA_SELECTED_NODE,
+    BETA_DEFAULT_CLASS,
+    BETA_STORAGE_CLASS,
+    BETA_STORAGE_PROVISIONER,
+    DEFAULT_CLASS,
+    SELECTED_NODE,
+    STORAGE_PROVISIONER,
+)
 from moorage.kube.objects import CSIDriver, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass
+from moorage.kube.quantity import BadQuantity
 from moorage.kube.volumes import (
     VolumeName,
     attachment_name,
@@ -17,8 +26,11 @@ from moorage.kube.volumes import (
     has_class,
     is_meant_for,
     is_owned_by,
+    provisioner_of,
     requested_bytes,
+    required_bytes,
     requires_attach,
+    selected_node_of,
     volume_class,
 )
 
@@ -135,3 +147,23 @@ def test_a_driver_requires_attaching_unless_it_says_otherwise(spec, expected):
 def test_an_unreadable_request_counts_as_nothing(text, expected):
     requests = {} if text is None else {"storage": text}
     assert requested_bytes(claim({"resources": {"requests": requests}})) == expected
+
+
+def test_a_volume_is_not_created_for_an_unreadable_request():
+    assert required_bytes(claim({"resources": {"requests": {"storage": "1Gi"}}})) == 2**30
+    with pytest.raises(BadQuantity):
+        required_bytes(claim({"resources": {"requests": {"storage": "nonsense"}}}))
+
+
+@pytest.mark.parametrize(
+    ("read", "current", "old"),
+    [
+        (provisioner_of, STORAGE_PROVISIONER, BETA_STORAGE_PROVISIONER),
+        (selected_node_of, SELECTED_NODE, ALPHA_SELECTED_NODE),
+    ],
+)
+def test_an_old_annotation_counts_where_the_current_one_is_missing_or_empty(read, current, old):
+    assert read(claim()) == ""
+    assert read(claim(annotations={old: "b"})) == "b"
+    assert read(claim(annotations={current: "", old: "b"})) == "b"
+    assert read(claim(annotations={current: "a", old: "b"})) == "a"

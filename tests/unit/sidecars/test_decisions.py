@@ -26,7 +26,6 @@ from moorage.sidecars import flags
 from moorage.sidecars.attacher.decide import is_worth_a_look, releases_volume, source_spec
 from moorage.sidecars.capacity.segments import fnv1a_32, items_of, managed_by
 from moorage.sidecars.errors import ProvisioningState, SidecarError
-from moorage.sidecars.leases import lease_name
 from moorage.sidecars.provisioner.attempt import ProvisionAttempt, from_text, to_text
 from moorage.sidecars.provisioner.decide import (
     finalizer_wanted,
@@ -185,14 +184,9 @@ def test_a_claim_is_left_alone_until_it_is_ours_to_provision():
     assert why_not_provision(bound, StorageClass(provisioner="d"), "d") != ""
 
 
-def test_names_of_volumes_and_leases_are_the_official_ones():
+def test_names_of_volumes_are_the_official_ones():
     assert volume_name("pvc", -1, "a-b-c") == "pvc-a-b-c"
     assert volume_name("vol", 2, "a-b-c") == "vol-ab"
-    assert lease_name(Role.PROVISIONER, "a.b/c") == "a-b-c"
-    assert lease_name(Role.ATTACHER, "a.b") == "external-attacher-leader-a-b"
-    assert lease_name(Role.RESIZER, "a.b") == "external-resizer-a-b"
-    assert lease_name(Role.SNAPSHOTTER, "a.b-") == "external-snapshotter-leader-a-b-X"
-    assert lease_name(Role.HEALTH, "a.b") == "external-health-monitor-leader-a-b"
 
 
 def test_the_managed_by_label_fits_whatever_the_node_is_called():

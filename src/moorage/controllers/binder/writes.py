@@ -26,7 +26,7 @@ from moorage.kube.names import (
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document, reference_to
 from moorage.kube.quantity import BadQuantity, Quantity
-from moorage.kube.volumes import capacity_bytes, is_meant_for, storage_bytes
+from moorage.kube.volumes import capacity_bytes, is_meant_for, provisioner_of, storage_bytes
 
 Patch = dict[str, Any]
 
@@ -127,8 +127,7 @@ def volume_upkeep(volume: PersistentVolume) -> Patch | None:
 
 def claim_upkeep(claim: PersistentVolumeClaim) -> Patch | None:
     """Migration mark of claims that asked an in-tree plugin."""
-    asked = claim.annotations.get(STORAGE_PROVISIONER) or claim.annotations.get(BETA_STORAGE_PROVISIONER, "")
-    driver = MIGRATED_PLUGINS.get(asked)
+    driver = MIGRATED_PLUGINS.get(provisioner_of(claim))
     if driver is None or claim.annotations.get(MIGRATED_TO) == driver:
         return None
     return {"metadata": {"annotations": {MIGRATED_TO: driver}}}

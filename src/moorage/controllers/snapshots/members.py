@@ -19,6 +19,7 @@ from moorage.kube.objects.snapshots import (
     VolumeSnapshotContent,
     VolumeSnapshotInfo,
 )
+from moorage.kube.volumes import volume_mode
 
 T = TypeVar("T", bound=KubeObject)
 
@@ -95,7 +96,7 @@ def _content_body(
         "source": {"volumeHandle": info.volume_handle},
     }
     if volume is not None:
-        spec["sourceVolumeMode"] = volume.spec.volume_mode or "Filesystem"
+        spec["sourceVolumeMode"] = volume_mode(volume.spec.volume_mode)
     meta: dict[str, Any] = {"name": f"snapcontent-{suffix}", "annotations": annotations}
     if names.SNAPSHOT_MANAGED_BY in content.labels:  # the sidecar of that node deletes the members too
         meta["labels"] = {names.SNAPSHOT_MANAGED_BY: content.labels[names.SNAPSHOT_MANAGED_BY]}

@@ -22,6 +22,7 @@ from moorage.kube.objects.snapshots import (
     VolumeSnapshotClass,
     VolumeSnapshotContent,
 )
+from moorage.kube.volumes import volume_mode
 
 
 class Snapshots(Reconciler[VolumeSnapshot, VolumeSnapshotContent]):
@@ -106,7 +107,7 @@ class Snapshots(Reconciler[VolumeSnapshot, VolumeSnapshotContent]):
         await self._writer.add_finalizers(claim, CLAIM_AS_SOURCE)
         spec = {
             "source": {"volumeHandle": volume.spec.csi.volume_handle if volume.spec.csi is not None else ""},
-            "sourceVolumeMode": volume.spec.volume_mode or "Filesystem",
+            "sourceVolumeMode": volume_mode(volume.spec.volume_mode),
         }
         return await self._create_content(snapshot, found, spec, self._labels(volume))
 

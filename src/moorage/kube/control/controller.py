@@ -8,7 +8,7 @@ docs/contributing/controller-runtime.md for an example.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -76,8 +76,9 @@ async def run(
     resyncs: Sequence[Resync] = (),
     *,
     reads: Sequence[Informer[Any]] = (),
+    beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
 ) -> None:
-    """Run controllers that share caches, until cancelled. May be called again later.
+    """Run controllers that share caches, and the functions in `beside`, until cancelled. May be called again later.
 
     Nothing starts before every watched cache, and every cache in `reads`, is complete: an object that is not cached
     yet must not be taken for one that does not exist.
@@ -91,6 +92,8 @@ async def run(
                 tasks.create_task(one.queue.run(one.reconcile, one.workers), name=one.queue.name)
             for resync in resyncs:
                 tasks.create_task(_repeat(resync), name="resync")
+            for work in beside:
+                tasks.create_task(work(), name=work.__qualname__)
             await asyncio.Event().wait()  # watches alone are reason enough to stay
 
 

@@ -1,10 +1,11 @@
-"""The attachment worker: publish, unpublish, and tell the attachment's status what happened.
+"""The attachment worker: publish, unpublish, and record the outcome in the attachment's status.
 
 Owns: ControllerPublishVolume and ControllerUnpublishVolume, our finalizers, attached and the two errors.
 Start reading at: `AttachmentWorker.sync`.
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -12,17 +13,16 @@ import grpc
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
+from moorage.kube import names
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.objects import PersistentVolume, VolumeAttachment, VolumeSpec
 from moorage.kube.objects.meta import timestamp_text
+from moorage.kube.secrets import read_secret
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.attacher.decide import finalizer_of, node_id_on, source_spec
 from moorage.sidecars.context import RoleContext
-from moorage.sidecars.edits import json_add_finalizer, json_remove_finalizer
 from moorage.sidecars.errors import SidecarError
-from moorage.sidecars.secrets import read_secret
 
 log = get_logger(__name__)
 
@@ -39,12 +39,12 @@ class AttachmentWorker:
         return finalizer_of(self._context.driver.name)
 
     def force(self, name: str) -> None:
-        """The driver sees it otherwise than the attachment: the next look does not trust `attached`."""
+        """Do not trust `attached` at the next reconciliation: the driver contradicts it."""
         self._forced.add(name)
 
     async def sync(self, name: str) -> None:
-        """Bring one attachment to where it should be."""
-        attachment = self._context.attachments.get(name)
+        """Attach or detach one attachment, if its status says that this is still to be done."""
+        attachment = self._context.caches.attachments.get(name)
         forced = name in self._forced
         self._forced.discard(name)
         if attachment is None or attachment.spec.attacher != self._context.driver.name:
@@ -59,20 +59,14 @@ class AttachmentWorker:
 
     async def sync_volume(self, name: str) -> None:
         """Take our finalizer off a volume that is being deleted and is attached nowhere."""
-        volume = self._context.volumes.get(name)
+        caches = self._context.caches
+        volume = caches.volumes.get(name)
         if volume is None or self.finalizer not in volume.finalizers:
             return
-        holders = [a.name for a in self._context.attachments.at("volume", name)]
-        if holders:
+        if holders := caches.attachments_of(name):
             log.debug("volume keeps its finalizer", volume=name, attachments=len(holders))
-            return  # the end of each attachment brings the volume back
-        patch = json_remove_finalizer(volume.finalizers, self.finalizer)
-        try:
-            changed = await self._context.client.patch(PersistentVolume, name, patch, how=PatchType.JSON)
-        except NotFound:
-            return
-        if changed.finalizers:
-            self._context.volumes.remember(changed)
+            return  # the end of each attachment enqueues the volume
+        await self._context.writer.remove_finalizers(volume, self.finalizer, how=PatchType.JSON)
 
     async def _sync_trivially(self, attachment: VolumeAttachment) -> None:
         """The driver has nothing to do for an attachment: it is attached because it exists."""
@@ -96,8 +90,8 @@ class AttachmentWorker:
         if volume is not None:
             if volume.is_deleting:
                 raise SidecarError(f"volume {volume.name} is being deleted")
-            await self._protect(volume)
-        node_id = node_id_on(context.csi_nodes.get(attachment.spec.node_name), context.driver.name)
+            await context.writer.add_finalizers(volume, self.finalizer, how=PatchType.JSON)
+        node_id = node_id_on(context.caches.csi_nodes.get(attachment.spec.node_name), context.driver.name)
         if not node_id:
             raise SidecarError(
                 f"driver {context.driver.name} is not registered on node {attachment.spec.node_name} (no CSINode entry)"
@@ -116,8 +110,8 @@ class AttachmentWorker:
         context = self._context
         spec = source_spec(attachment, await self._volume(attachment))
         assert spec.csi is not None  # source_spec saw it
-        node_id = node_id_on(context.csi_nodes.get(attachment.spec.node_name), context.driver.name)
-        node_id = node_id or attachment.annotations.get(names.NODE_ID, "")
+        node_id = node_id_on(context.caches.csi_nodes.get(attachment.spec.node_name), context.driver.name)
+        node_id = node_id or attachment.annotations.get(names.ATTACHER_NODE_ID, "")
         if not node_id:
             raise SidecarError(f"the id of node {attachment.spec.node_name} is not known, neither by CSINode nor here")
         request = pb.ControllerUnpublishVolumeRequest(
@@ -127,39 +121,21 @@ class AttachmentWorker:
         )
         timeout_s = context.settings.timeout_for("attacher")
         await context.driver.client.ControllerUnpublishVolume(request, timeout_s=timeout_s)
-        await self._let_go(attachment)
+        await self._record_detached(attachment)
         log.info("volume detached", volume=request.volume_id, node=attachment.spec.node_name)
 
-    async def _let_go(self, attachment: VolumeAttachment) -> None:
-        """First the finalizer, then the status: an attachment without finalizer needs no unpublishing."""
-        try:
-            if self.finalizer in attachment.finalizers:
-                left = [each for each in attachment.finalizers if each != self.finalizer]
-                attachment = await self._context.client.patch(
-                    VolumeAttachment,
-                    attachment.name,
-                    {"metadata": {"finalizers": left or None}},
-                    version=attachment.metadata.resource_version,
-                )
-                if not attachment.finalizers:
-                    return  # that write has removed it
-            status = {"attached": False, "detachError": None, "attachmentMetadata": None}
-            await self._status(attachment, status)
-        except NotFound:
-            return
+    async def _record_detached(self, attachment: VolumeAttachment) -> None:
+        """Remove the finalizer first, then write the status: an attachment without finalizer needs no unpublishing."""
+        left = await self._context.writer.remove_finalizers(attachment, self.finalizer)
+        if left is not None:
+            with suppress(NotFound):
+                await self._status(left, {"attached": False, "detachError": None, "attachmentMetadata": None})
 
     async def _volume(self, attachment: VolumeAttachment) -> PersistentVolume | None:
         name = attachment.spec.source.persistent_volume_name
         if not name:
             return None
-        return self._context.volumes.get(name) or await self._context.client.find(PersistentVolume, name)
-
-    async def _protect(self, volume: PersistentVolume) -> None:
-        if self.finalizer in volume.finalizers:
-            return
-        patch = json_add_finalizer(volume.finalizers, self.finalizer)
-        changed = await self._context.client.patch(PersistentVolume, volume.name, patch, how=PatchType.JSON)
-        self._context.volumes.remember(changed)
+        return self._context.caches.volumes.get(name) or await self._context.client.find(PersistentVolume, name)
 
     async def _publish_request(self, spec: VolumeSpec, node_id: str) -> pb.ControllerPublishVolumeRequest:
         can = self._context.driver.capabilities
@@ -176,21 +152,14 @@ class AttachmentWorker:
 
     async def _mark(self, attachment: VolumeAttachment, node_id: str) -> VolumeAttachment:
         """Finalizer and node id in one patch, before the driver is asked: from here on it may be attached."""
-        if self.finalizer in attachment.finalizers and attachment.annotations.get(names.NODE_ID) == node_id:
+        if self.finalizer in attachment.finalizers and attachment.annotations.get(names.ATTACHER_NODE_ID) == node_id:
             return attachment
         finalizers = list(dict.fromkeys([*attachment.finalizers, self.finalizer]))
-        patch = {"metadata": {"finalizers": finalizers, "annotations": {names.NODE_ID: node_id}}}
-        version = attachment.metadata.resource_version
-        marked = await self._context.client.patch(VolumeAttachment, attachment.name, patch, version=version)
-        self._context.attachments.remember(marked)
-        return marked
+        patch = {"metadata": {"finalizers": finalizers, "annotations": {names.ATTACHER_NODE_ID: node_id}}}
+        return await self._context.writer.patch(attachment, patch)
 
     async def _status(self, attachment: VolumeAttachment, status: dict[str, Any]) -> None:
-        changed = await self._context.client.patch(
-            VolumeAttachment, attachment.name, {"status": status}, subresource="status"
-        )
-        if changed.uid == attachment.uid:
-            self._context.attachments.remember(changed)
+        await self._context.writer.patch_status(attachment, status, guarded=False)
 
     async def _note_error(self, attachment: VolumeAttachment, field: str, error: MoorageError) -> None:
         note: dict[str, Any] = {"message": str(error), "time": timestamp_text(time.time())}
@@ -201,8 +170,7 @@ class AttachmentWorker:
         if known is not None and known.message == note["message"]:
             return
         try:
-            await self._status(attachment, {field: note})
-        except NotFound:
-            return
+            with suppress(NotFound):
+                await self._status(attachment, {field: note})
         except ApiError as failure:
             log.warning("error could not be noted", attachment=attachment.name, reason=str(failure))

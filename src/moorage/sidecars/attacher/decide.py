@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from moorage.kube import names
 from moorage.kube.names import sanitised
 from moorage.kube.objects import CSINode, PersistentVolume, VolumeAttachment, VolumeSpec
-from moorage.sidecars import names
 from moorage.sidecars.errors import SidecarError
 
 

@@ -4,12 +4,13 @@ import asyncio
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube import names
+from moorage.kube.control.controller import Watch, run
 from moorage.kube.objects import PersistentVolume, VolumeAttachment
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.attacher.attach import AttachmentWorker
 from moorage.sidecars.attacher.decide import Published, is_worth_a_look, node_id_on, releases_volume, source_spec
-from moorage.sidecars.context import RoleContext, synced
+from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.roles import Role
 
@@ -21,43 +22,25 @@ class Attacher:
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
-        self._attachments = context.queue("csi-attacher-va")
-        self._volumes = context.queue("csi-attacher-pv")
         self._worker = AttachmentWorker(context)
-        self._is_following = False
-        self._follows_volumes = False
+        workers = context.settings.workers_for(Role.ATTACHER)
+        self._attachments = context.controller("csi-attacher-va", self._worker.sync, workers)
+        self._volumes = context.controller("csi-attacher-pv", self._worker.sync_volume, workers)
 
     async def run(self) -> None:
         """Attach and detach until cancelled."""
-        context, can = self._context, self._context.driver.capabilities
-        self._follow()
-        await synced(context.attachments)
-        if can.attaches:
-            await synced(context.volumes, context.csi_nodes)
-        self._look_at_everything()
-        workers = context.settings.workers_for(Role.ATTACHER)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._attachments.run(self._worker.sync, workers), name="attachments")
-            if can.attaches:
-                tasks.create_task(self._volumes.run(self._worker.sync_volume, workers), name="attached-volumes")
-            if can.attaches and can.controller("LIST_VOLUMES") and can.controller("LIST_VOLUMES_PUBLISHED_NODES"):
-                tasks.create_task(self._compare_forever(), name="attachment-reconciler")
-
-    def _follow(self) -> None:
-        if not self._is_following:
-            self._is_following = True
-            self._context.attachments.subscribe(self._on_attachment)
-        if self._context.driver.capabilities.attaches and not self._follows_volumes:
-            self._follows_volumes = True
-            self._context.volumes.subscribe(self._on_volume)
-
-    def _look_at_everything(self) -> None:
-        for attachment in self._context.attachments:
-            self._attachments.forget(attachment.name)
-            self._on_attachment(None, attachment)
-        if self._follows_volumes:
-            for volume in self._context.volumes:
-                self._on_volume(None, volume)
+        caches, can = self._context.caches, self._context.driver.capabilities
+        of_attachments = Watch(caches.attachments, self._on_attachment)
+        if not can.attaches:
+            await run([self._attachments], [of_attachments])
+            return
+        compares = can.controller("LIST_VOLUMES") and can.controller("LIST_VOLUMES_PUBLISHED_NODES")
+        await run(
+            [self._attachments, self._volumes],
+            [of_attachments, Watch(caches.volumes, self._on_volume)],
+            reads=[caches.csi_nodes],
+            beside=[self._compare_forever] if compares else [],
+        )
 
     def _is_ours(self, attachment: VolumeAttachment) -> bool:
         """Of our driver; with one process per node, also of our node."""
@@ -68,13 +51,13 @@ class Attacher:
 
     def _on_attachment(self, old: VolumeAttachment | None, new: VolumeAttachment | None) -> None:
         if new is not None and self._is_ours(new) and is_worth_a_look(old, new):
-            self._attachments.add(new.name)
+            self._attachments.queue.add(new.name)
         if new is None and old is not None and old.spec.source.persistent_volume_name:
-            self._volumes.add(old.spec.source.persistent_volume_name)
+            self._volumes.queue.add(old.spec.source.persistent_volume_name)
 
     def _on_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
         if new is not None and releases_volume(new, self._context.driver.name):
-            self._volumes.add(new.name)
+            self._volumes.queue.add(new.name)
 
     async def _compare_forever(self) -> None:
         while True:
@@ -85,22 +68,22 @@ class Attacher:
                 log.warning("volumes could not be listed", reason=str(error) or "it took too long")
 
     async def compare(self) -> None:
-        """Queue every attachment that the driver sees otherwise than its status says."""
-        published = await self._published()
-        for attachment in self._context.attachments:
-            node_id = node_id_on(self._context.csi_nodes.get(attachment.spec.node_name), self._context.driver.name)
-            node_id = node_id or attachment.annotations.get(names.NODE_ID, "")
+        """Enqueue every attachment whose status the driver contradicts."""
+        published, caches = await self._published(), self._context.caches
+        for attachment in caches.attachments:
+            node_id = node_id_on(caches.csi_nodes.get(attachment.spec.node_name), self._context.driver.name)
+            node_id = node_id or attachment.annotations.get(names.ATTACHER_NODE_ID, "")
             name = attachment.spec.source.persistent_volume_name
             try:
-                spec = source_spec(attachment, self._context.volumes.get(name) if name else None)
+                spec = source_spec(attachment, caches.volumes.get(name) if name else None)
             except SidecarError:
                 continue
             if not self._is_ours(attachment) or not node_id or spec.csi is None:
                 continue
             if published.disagrees(spec.csi.volume_handle, node_id, attachment.status.attached):
-                log.info("attachment is looked at again", attachment=attachment.name)
+                log.info("driver contradicts an attachment; reconciled again", attachment=attachment.name)
                 self._worker.force(attachment.name)
-                self._attachments.add(attachment.name)
+                self._attachments.queue.add(attachment.name)
 
     async def _published(self) -> Published:
         entries: list[tuple[str, list[str]]] = []

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from moorage.csi import csi_pb2 as pb
+from moorage.kube import names
 from moorage.kube.api.client import Client
 from moorage.kube.cache.informer import Informer
-from moorage.kube.control.queue import WorkQueue
-from moorage.kube.errors import ApiError, NotFound
+from moorage.kube.control.controller import Controller, Resync, Watch, run, wait_synced
+from moorage.kube.control.writer import Writer
+from moorage.kube.errors import ApiError
 from moorage.kube.objects import (
     CSINode,
     CSIStorageCapacity,
@@ -26,9 +28,8 @@ from moorage.kube.objects import (
 )
 from moorage.kube.quantity import bytes_of, bytes_text
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.capacity.segments import CapacityItem, item_of, items_of, managed_by, segments_of
-from moorage.sidecars.context import NodeLabels, RoleContext, synced
+from moorage.sidecars.context import NodeLabels, RoleContext
 from moorage.sidecars.errors import SidecarError
 
 log = get_logger(__name__)
@@ -42,16 +43,17 @@ class CapacityPublisher:
     def __init__(self, context: RoleContext) -> None:
         self._context = context
         settings = context.settings
-        self._queue: WorkQueue[CapacityItem] = WorkQueue(
-            "csistoragecapacity", start_s=settings.retry_interval_start_s, max_s=settings.retry_interval_max_s
+        self._controller: Controller[CapacityItem] = context.controller(
+            "csistoragecapacity", self.sync, settings.capacity_threads
         )
+        self._queue = self._controller.queue
         self._namespace = context.around.capacity_namespace or context.around.namespace
         node = context.around.node_name if settings.node_deployment else ""
         self._labels = {names.CAPACITY_DRIVER: context.driver.name, names.CAPACITY_MANAGED_BY: managed_by(node)}
         self._items: frozenset[CapacityItem] = frozenset()
         self._owner: OwnerReference | None = None
-        self._client = context.client
-        self._is_following = False
+        self._writer = context.writer
+        context.on_failed_creation.append(self._refresh_class)
         context.metrics.capacity_goal.set_function(lambda: float(len(self._items)))
         context.metrics.capacity_current.set_function(lambda: float(len(self._published() & self._items)))
         context.metrics.capacity_obsolete.set_function(lambda: float(len(self._published() - self._items)))
@@ -63,16 +65,13 @@ class CapacityPublisher:
             log.warning("the driver lacks GET_CAPACITY; the role waits for one that has it", driver=context.driver.name)
             await asyncio.Event().wait()
         self._owner = await self._find_owner()
-        await synced(context.classes, context.volumes, self._objects)
-        if not settings.node_deployment:
-            await synced(context.csi_nodes, context.nodes)
-        self._follow()
+        watches = self._watches()
+        await wait_synced(*(watch.cache for watch in watches))
         limits = {"qps": settings.kube_api_capacity_qps, "burst": settings.kube_api_capacity_burst}
-        async with Client(context.api, identity="moorage-capacity", **limits) as self._client:  # type: ignore[arg-type]
+        async with Client(context.api, identity="moorage-capacity", **limits) as client:  # type: ignore[arg-type]
+            self._writer = Writer(client, context.informers)
             self._refigure()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._queue.run(self.sync, settings.capacity_threads), name="capacity")
-                tasks.create_task(self._poll_forever(), name="capacity-poll")
+            await run([self._controller], watches, [Resync(settings.capacity_poll_interval_s, self._enqueue_all)])
 
     @property
     def _objects(self) -> Informer[CSIStorageCapacity]:
@@ -80,22 +79,22 @@ class CapacityPublisher:
         return self._context.informers.of(CSIStorageCapacity, namespace=self._namespace, labels=labels)
 
     async def sync(self, item: CapacityItem) -> None:
-        """Bring the objects for one item in line: exactly one with the present figures, or none."""
+        """Leave exactly one object with the current figures for an item, or none if the item is not wanted."""
         present = sorted((o for o in self._objects if item_of(o) == item), key=lambda o: o.name)
         if item not in self._items:
             for each in present:
-                await self._delete(each)
+                await self._writer.delete(each)
             return
         answer = await self._ask(item)
         if not present:
             await self._create(item, answer)
             return
         for spare in present[1:]:
-            await self._delete(spare)
+            await self._writer.delete(spare)
         await self._update(present[0], answer)
 
     async def _ask(self, item: CapacityItem) -> pb.GetCapacityResponse:
-        storage_class = self._context.classes.get(item.storage_class)
+        storage_class = self._context.caches.classes.get(item.storage_class)
         if storage_class is None:
             raise SidecarError(f"class {item.storage_class} is gone")
         request = pb.GetCapacityRequest(parameters=storage_class.parameters)  # as they are, reserved keys included
@@ -114,7 +113,7 @@ class CapacityPublisher:
             "nodeTopology": {"matchLabels": dict(item.segment)} if item.segment else {},
             **_figures(answer),
         }
-        self._objects.remember(await self._client.create(CSIStorageCapacity, body, self._namespace))
+        await self._writer.create(CSIStorageCapacity, body, self._namespace)
 
     async def _update(self, known: CSIStorageCapacity, answer: pb.GetCapacityResponse) -> None:
         owned = self._owner is None or any(o.uid == self._owner.uid for o in known.metadata.owner_references)
@@ -129,37 +128,32 @@ class CapacityPublisher:
         if not owned and self._owner is not None:
             owners = [as_document(owner) for owner in known.metadata.owner_references]
             patch["metadata"] = {"ownerReferences": [*owners, as_document(self._owner)]}
-        changed = await self._client.patch(CSIStorageCapacity, known.name, patch, self._namespace)
-        self._objects.remember(changed)
+        await self._writer.patch(known, patch, guarded=False)
 
-    async def _delete(self, known: CSIStorageCapacity) -> None:
-        try:
-            await self._client.delete(CSIStorageCapacity, known.name, self._namespace, uid=known.uid)
-        except NotFound:
-            return
-
-    def _follow(self) -> None:
-        if self._is_following:
-            return
-        self._is_following = True
+    def _watches(self) -> list[Watch[Any]]:
         context = self._context
-        context.classes.subscribe(self._on_class)
-        context.volumes.subscribe(self._on_volume)
-        context.on_failed_creation.append(self._refresh_class)
-        self._objects.subscribe(self._on_object)
+        watches: list[Watch[Any]] = [
+            Watch(context.caches.classes, self._on_class, replay=False),
+            Watch(context.caches.volumes, self._on_volume, replay=False),
+            Watch(self._objects, self._on_object),
+        ]
         if not context.settings.node_deployment:
-            context.csi_nodes.subscribe(self._on_csi_node)
-            context.nodes.subscribe(self._on_node)
+            watches += [
+                Watch(context.caches.csi_nodes, self._on_csi_node, replay=False),
+                Watch(context.nodes, self._on_node, replay=False),
+            ]
+        return watches
 
     def _refigure(self) -> None:
-        """Work out anew which objects there should be; what came, went or is unknown is looked at."""
+        """Recompute the desired capacity objects and enqueue every difference."""
         context, settings = self._context, self._context.settings
         if settings.node_deployment:
             segments = frozenset([tuple(sorted(context.driver.node.segments.items()))])
         else:
-            segments = segments_of(context.csi_nodes, context.nodes, context.driver.name)
+            segments = segments_of(context.caches.csi_nodes, context.nodes, context.driver.name)
         before = self._items
-        self._items = items_of(segments, context.classes, context.driver.name, settings.capacity_for_immediate_binding)
+        classes, for_immediate = context.caches.classes, settings.capacity_for_immediate_binding
+        self._items = items_of(segments, classes, context.driver.name, for_immediate)
         for item in (before ^ self._items) | (self._published() ^ self._items):
             self._queue.add(item)
 
@@ -181,7 +175,7 @@ class CapacityPublisher:
             self._refigure()
 
     def _on_object(self, old: CSIStorageCapacity | None, new: CSIStorageCapacity | None) -> None:
-        """Somebody else's hand: re-create what is missing, remove what should not be there."""
+        """Enqueue what a user or another program has deleted, added or doubled."""
         found = new or old
         if found is None:
             return
@@ -194,7 +188,7 @@ class CapacityPublisher:
             self._queue.add(item)
 
     def _on_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
-        """A volume that came, went or grew changes the room in its places, or of its class."""
+        """Enqueue the items whose room changes because a volume was created, deleted or expanded."""
         volume = new or old
         if volume is None or volume.spec.csi is None or volume.spec.csi.driver != self._context.driver.name:
             return
@@ -217,14 +211,12 @@ class CapacityPublisher:
             if item.storage_class == name:
                 self._queue.add_after(item, _SOON_S)
 
-    async def _poll_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._context.settings.capacity_poll_interval_s)
-            for item in self._items | self._published():
-                self._queue.add(item)
+    def _enqueue_all(self) -> None:
+        for item in self._items | self._published():
+            self._queue.add(item)
 
     async def _find_owner(self) -> OwnerReference | None:
-        """Who the objects belong to, so that they go with the deployment."""
+        """Return the owner of the objects, so that they are deleted with the deployment."""
         level, pod_name = self._context.settings.capacity_ownerref_level, self._context.around.pod_name
         if level < 0:
             return None
@@ -250,7 +242,7 @@ class CapacityPublisher:
         )
 
     async def _read_owner(self, owner: dict[str, Any]) -> dict[str, Any]:
-        """The owner itself is only needed to go further up; its reference is enough for an end."""
+        """Read an owner. If that is not allowed, return what the reference says: it is enough for the last level."""
         group, _, version = owner["apiVersion"].rpartition("/")
         kind = Resource(group, version, owner["kind"].lower() + "s", owner["kind"], namespaced=True)
         meta = {"name": owner["name"], "uid": owner["uid"]}

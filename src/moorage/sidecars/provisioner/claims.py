@@ -11,25 +11,25 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube import names
 from moorage.kube.control.events import Recorder
-from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
+from moorage.kube.secrets import BadSecret, read_secret
+from moorage.kube.volumes import claim_class
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.context import RoleContext
-from moorage.sidecars.edits import remove_annotation, update_whole
+from moorage.sidecars.edits import remove_annotation
 from moorage.sidecars.errors import OtherProvisioner, ProvisionError, ProvisioningState, SidecarError
-from moorage.sidecars.provisioner import pv_document as volumes
+from moorage.sidecars.provisioner import pv_document
 from moorage.sidecars.provisioner.abandoned_intents import Intent
 from moorage.sidecars.provisioner.attempt import ProvisionAttempt
-from moorage.sidecars.provisioner.decide import class_name_of, state_after, volume_name, why_not_provision
+from moorage.sidecars.provisioner.decide import state_after, volume_name, why_not_provision
 from moorage.sidecars.provisioner.intents import Journal
 from moorage.sidecars.provisioner.ownership import Ownership
 from moorage.sidecars.provisioner.prepare import Preparer
 from moorage.sidecars.provisioner.source_protection import SourceProtection
 from moorage.sidecars.retry_later import RetryLater
-from moorage.sidecars.secrets import read_secret
 
 log = get_logger(__name__)
 
@@ -40,17 +40,18 @@ _CLEANUP_S = 10.0
 
 
 class ClaimWorker:
-    """Provisions claims; `sync` is the work of the queue `claims`, whose keys are UIDs."""
+    """Provisions claims; the keys of `controller` are UIDs."""
 
-    def __init__(self, context: RoleContext, queue: WorkQueue[str], events: Recorder, journal: Journal) -> None:
+    def __init__(self, context: RoleContext, events: Recorder, journal: Journal) -> None:
         self._context = context
-        self._queue = queue
+        workers = context.settings.workers_for("provisioner")
+        self.controller = context.controller("claims", self.sync, workers)
         self._events = events
         self._journal = journal
         self._prepare = Preparer(context)
         self._protection = SourceProtection(context)
         self._ownership = Ownership(context, events)
-        self._identity = volumes.identity_of(context.driver.name, context.around.node_name)
+        self._identity = pv_document.identity_of(context.driver.name, context.around.node_name)
         self._slow: RetryLater[tuple[str, str]] = RetryLater(_INFEASIBLE_S)
         self.waiting: set[str] = set()  # claims that failed for something of the cluster, which may change
         self._uncertain: set[str] = set()  # an earlier call for the claim may have made a volume
@@ -58,7 +59,7 @@ class ClaimWorker:
         self.attempts: dict[str, ProvisionAttempt] = {}
 
     async def sync(self, uid: str) -> float | None:
-        """Take one claim a step further; the queue brings it back when this raises or returns seconds."""
+        """Take one claim a step further."""
         self.waiting.discard(uid)
         attempt = self.attempts.get(uid)
         if attempt is None:
@@ -66,12 +67,12 @@ class ClaimWorker:
             if claim is None:
                 self._ownership.forget(uid)
                 return None
-            storage_class = self._context.classes.get(class_name_of(claim))
+            storage_class = self._context.caches.classes.get(claim_class(claim))
             if why_not_provision(claim, storage_class, self._context.driver.name) or self._saved(uid):
                 return None
             if storage_class is None:
                 self.waiting.add(uid)
-                raise SidecarError(f"claim {claim.key}: class {class_name_of(claim)!r} does not exist")
+                raise SidecarError(f"claim {claim.key}: class {claim_class(claim)!r} does not exist")
             if slow_s := self._slow.left_s((uid, storage_class.uid)):
                 self.waiting.add(uid)  # another class of that name may be feasible
                 return slow_s
@@ -93,7 +94,7 @@ class ClaimWorker:
             self.attempts.setdefault(uid, attempt)
         self._uncertain.update(self.attempts)
         for uid in self.attempts:
-            self._queue.add(uid)
+            self.controller.queue.add(uid)
 
     def take_over(self, notes: list[Intent]) -> None:
         """Carry out once more what other instances had noted that are gone; what is open here already just goes on."""
@@ -101,7 +102,7 @@ class ClaimWorker:
         for uid, attempt in self._journal.read(note for note in notes if note.uid not in self.attempts).items():
             self.attempts[uid] = attempt
             self._uncertain.add(uid)
-            self._queue.add(uid)
+            self.controller.queue.add(uid)
 
     async def _begin(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> float | None:
         uid = claim.uid
@@ -151,7 +152,7 @@ class ClaimWorker:
         timeout_s = context.settings.timeout_for("provisioner")
         try:
             request.secrets.update(await read_secret(context.client, attempt.secret))
-        except (SidecarError, ApiError) as error:
+        except (BadSecret, ApiError) as error:
             raise ProvisionError(str(error), ProvisioningState.NO_CHANGE) from error
         try:
             response = await context.driver.client.CreateVolume(request, timeout_s=timeout_s)
@@ -185,9 +186,9 @@ class ClaimWorker:
         raise ProvisionError(f"{fault}, and deleting it again failed: {reason}", ProvisioningState.BACKGROUND)
 
     async def _save(self, attempt: ProvisionAttempt, made: pb.Volume) -> None:
-        document = volumes.document(attempt.skeleton, made, attempt.requested_bytes, self._identity)
+        document = pv_document.document(attempt.skeleton, made, attempt.requested_bytes, self._identity)
         try:
-            self._context.volumes.remember(await self._context.client.create(PersistentVolume, document))
+            await self._context.writer.create(PersistentVolume, document)
         except AlreadyExists:
             await self._settle(attempt, made, document)
         except ApiError as error:
@@ -197,12 +198,11 @@ class ClaimWorker:
     async def _settle(self, attempt: ProvisionAttempt, made: pb.Volume, document: dict[str, Any]) -> None:
         """The PersistentVolume is there already: an earlier save of ours, or another instance's."""
         try:
-            saved = await self._context.client.find(PersistentVolume, attempt.name)
+            saved = await self._context.writer.fresh(PersistentVolume, attempt.name)
         except ApiError as error:
             raise ProvisionError(str(error), ProvisioningState.BACKGROUND) from error
         if saved is None:
             raise ProvisionError(f"PersistentVolume {attempt.name} came and went", ProvisioningState.BACKGROUND)
-        self._context.volumes.remember(saved)
         is_released = saved.status.phase in ("Released", "Failed")
         if saved.is_deleting or (is_released and saved.spec.persistent_volume_reclaim_policy == "Delete"):
             # Its volume may be deleted already, and then ours is a new one, perhaps under the same id: it must get
@@ -213,7 +213,8 @@ class ClaimWorker:
         theirs = saved.spec.csi
         if theirs is not None and (theirs.driver, theirs.volume_handle) == (self._context.driver.name, made.volume_id):
             return
-        used = any(v.spec.csi is not None and v.spec.csi.volume_handle == made.volume_id for v in self._context.volumes)
+        volumes = self._context.caches.volumes
+        used = any(v.spec.csi is not None and v.spec.csi.volume_handle == made.volume_id for v in volumes)
         log.warning("volume was made twice", claim=attempt.claim.name, spare=made.volume_id, is_used=used)
         if not used:
             secrets = await read_secret(self._context.client, attempt.secret)
@@ -223,7 +224,7 @@ class ClaimWorker:
     async def _failed(
         self, uid: str, about: Any, class_name: str, class_uid: str, reason: str, state: ProvisioningState
     ) -> float | None:
-        """Say what went wrong and what comes next, and arrange for it."""
+        """Tell the user what failed and what comes next. Returns the seconds until the next attempt, or raises."""
         message = f'failed to provision volume with StorageClass "{class_name}": {reason}'
         if state in (ProvisioningState.FINISHED, ProvisioningState.INFEASIBLE, ProvisioningState.RESCHEDULE):
             self._end(uid)
@@ -231,7 +232,7 @@ class ClaimWorker:
             self.waiting.add(uid)
         if state is ProvisioningState.RESCHEDULE and isinstance(about, PersistentVolumeClaim):
             self._ownership.decline(uid)
-            follows = self._ownership.what_follows(self._context.classes.get(class_name))
+            follows = self._ownership.what_follows(self._context.caches.classes.get(class_name))
             self._events.warning(about, "ProvisioningFailed", f"{message}; {follows}")
             if await self._reschedule(about):
                 return None
@@ -249,35 +250,31 @@ class ClaimWorker:
         raise ProvisionError(message, state)
 
     async def _reschedule(self, claim: PersistentVolumeClaim) -> bool:
-        change = remove_annotation(names.SELECTED_NODE, names.SELECTED_NODE_ALPHA)
+        change = remove_annotation(names.SELECTED_NODE, names.ALPHA_SELECTED_NODE)
         try:
-            changed = await update_whole(
-                self._context.client, PersistentVolumeClaim, claim.name, claim.namespace, change
-            )
+            changed = await self._context.writer.update(PersistentVolumeClaim, claim.name, claim.namespace, change)
         except NotFound:
             return True
         except ApiError as error:
             log.warning("selected node could not be removed", claim=claim.key, reason=str(error))
             return False
-        if changed is None:
-            return False
-        self._context.claims.remember(changed)
-        return True
+        return changed is not None
 
     def _claim(self, uid: str) -> PersistentVolumeClaim | None:
-        found = self._context.claims.at("uid", uid)
-        return found[0] if found else None
+        return self._context.caches.claim_with_uid(uid)
 
     def _saved(self, uid: str) -> list[PersistentVolume]:
         """The PersistentVolumes for this very claim, whatever their prefix."""
         settings, driver = self._context.settings, self._context.driver.name
         name = volume_name(settings.volume_name_prefix, settings.volume_name_uuid_length, uid)
-        found = self._context.volumes.at("claim", uid)
+        found = self._context.caches.volumes_of_claim(uid)
         return [v for v in found if v.name == name or v.annotations.get(names.PROVISIONED_BY) == driver]
 
     async def _is_settled(self, uid: str) -> bool:
-        """Whether the claim's volume is saved and bound. The server is asked as well, for what we have seen may be old:
-        another instance may have deleted that volume meanwhile, and an earlier call of ours made it anew."""
+        """Whether the claim's volume is saved and bound, also according to the API server.
+
+        The cache may be old: another instance may have deleted that volume, and an earlier call of ours recreated it.
+        """
         for volume in self._saved(uid):
             if _is_bound(volume):
                 found = await self._context.client.find(PersistentVolume, volume.name)

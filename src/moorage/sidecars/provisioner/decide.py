@@ -5,30 +5,10 @@ Start reading at: `why_not_provision`, `should_delete`, `finalizer_wanted`.
 """
 
 from moorage.csi.errors import CsiError
+from moorage.kube import names
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
-from moorage.kube.quantity import bytes_of
-from moorage.sidecars import names
+from moorage.kube.volumes import provisioner_of, selected_node_of, waits_for_consumer
 from moorage.sidecars.errors import ProvisioningState
-
-
-def class_name_of(claim: PersistentVolumeClaim) -> str:
-    return claim.annotations.get(names.CLASS_BETA) or claim.spec.storage_class_name or ""
-
-
-def provisioner_of(claim: PersistentVolumeClaim) -> str:
-    return claim.annotations.get(names.PROVISIONER) or claim.annotations.get(names.PROVISIONER_BETA, "")
-
-
-def selected_node_of(claim: PersistentVolumeClaim) -> str:
-    return claim.annotations.get(names.SELECTED_NODE) or claim.annotations.get(names.SELECTED_NODE_ALPHA, "")
-
-
-def requested_bytes(claim: PersistentVolumeClaim) -> int:
-    return bytes_of(claim.spec.resources.requests.get("storage"))
-
-
-def waits_for_consumer(storage_class: StorageClass) -> bool:
-    return storage_class.volume_binding_mode == "WaitForFirstConsumer"
 
 
 def is_candidate(claim: PersistentVolumeClaim, driver: str) -> bool:
@@ -80,12 +60,12 @@ def should_delete(volume: PersistentVolume, driver: str) -> bool:
         return False
     if volume.status.phase != "Released" or spec.persistent_volume_reclaim_policy != "Delete":
         return False
-    return not volume.is_deleting or names.VOLUME_FINALIZER in volume.finalizers
+    return not volume.is_deleting or names.EXTERNAL_DELETION in volume.finalizers
 
 
 def finalizer_wanted(volume: PersistentVolume, driver: str) -> bool | None:
     """True to add our finalizer, False to take it away, None to leave it as it is."""
-    has = names.VOLUME_FINALIZER in volume.finalizers
+    has = names.EXTERNAL_DELETION in volume.finalizers
     if not is_our_volume(volume, driver) or volume.spec.csi is None:
         return None
     if volume.spec.persistent_volume_reclaim_policy != "Delete":

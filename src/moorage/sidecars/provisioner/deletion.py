@@ -8,19 +8,18 @@ import time
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube import names
 from moorage.kube.api.client import PatchType
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, SecretReference
 from moorage.kube.objects.meta import Meta
+from moorage.kube.secrets import BadSecret, read_secret
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.context import RoleContext
-from moorage.sidecars.edits import finalizer_patch
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.provisioner.decide import finalizer_wanted, should_delete
 from moorage.sidecars.provisioner.parameters import secret_references
-from moorage.sidecars.secrets import read_secret
 
 log = get_logger(__name__)
 
@@ -33,24 +32,29 @@ class VolumeWorker:
     def __init__(self, context: RoleContext, events: Recorder) -> None:
         self._context = context
         self._events = events
-        self._deleted: set[str] = set()  # UIDs of volumes that are gone, until the watch has told us so
+        self._deleted: set[str] = set()  # UIDs of deleted volumes that may still be cached
         self._held_since: dict[str, float] = {}  # by UID: volumes that are to go and are still attached
 
+    def begin(self) -> None:
+        """Forget what an earlier run has seen: deletions since then were not reported to us."""
+        self._deleted.clear()
+        self._held_since.clear()
+
     def forget(self, volume: PersistentVolume) -> None:
-        """The object is gone from the API too."""
+        """Drop what is remembered about a volume whose object is gone."""
         self._deleted.discard(volume.uid)
         self._held_since.pop(volume.uid, None)
 
     def concerns(self, volume: PersistentVolume) -> bool:
-        """Worth queueing: something is to be done about the volume as it is."""
+        """Whether something is to be done about the volume as it is."""
         driver = self._context.driver.name
         if volume.uid in self._deleted or not self._context.is_local(volume):
             return False
         return finalizer_wanted(volume, driver) is not None or should_delete(volume, driver)
 
     async def sync(self, name: str) -> None:
-        """Bring the finalizer in line with the policy, and delete the volume if it is time."""
-        volume = self._context.volumes.get(name)
+        """Add or remove the finalizer as the reclaim policy requires, and delete a volume that is released."""
+        volume = self._context.caches.volumes.get(name)
         if volume is None or volume.uid in self._deleted or not self._context.is_local(volume):
             return
         wanted = finalizer_wanted(volume, self._context.driver.name)
@@ -60,13 +64,13 @@ class VolumeWorker:
             await self._delete(volume)
 
     async def _set_finalizer(self, volume: PersistentVolume, wanted: bool) -> PersistentVolume | None:
-        patch = finalizer_patch(names.VOLUME_FINALIZER, wanted)
+        writer = self._context.writer
+        if not wanted:
+            return await writer.remove_finalizers(volume, names.EXTERNAL_DELETION, how=PatchType.STRATEGIC)
         try:
-            changed = await self._context.client.patch(PersistentVolume, volume.name, patch, how=PatchType.STRATEGIC)
+            return await writer.add_finalizers(volume, names.EXTERNAL_DELETION, how=PatchType.STRATEGIC)
         except NotFound:
             return None
-        self._remember(changed)
-        return changed
 
     async def _delete(self, volume: PersistentVolume) -> None:
         self._check_unused(volume)
@@ -86,30 +90,31 @@ class VolumeWorker:
             log.warning("deletion failed", volume=volume.name, reason=str(error))
             raise
         await self._remove_object(volume)
-        if self._context.volumes.get(volume.name) is not None:
+        if self._context.caches.volumes.get(volume.name) is not None:
             self._deleted.add(volume.uid)
         self._context.metrics.deleted.succeeded(started, volume.spec.storage_class_name)
         log.info("volume deleted", volume=volume.name, handle=csi.volume_handle)
 
     def _check_unused(self, volume: PersistentVolume) -> None:
-        """No volume is deleted that is attached, or that a living claim still calls its own."""
+        """Raise SidecarError if the volume is attached, or if an existing claim still names it."""
+        caches = self._context.caches
         if self._context.driver.capabilities.attaches:
-            nodes = [a.spec.node_name for a in self._context.attachments.at("volume", volume.name)]
+            nodes = [a.spec.node_name for a in caches.attachments_of(volume.name)]
             if nodes:
                 message = f"volume {volume.name} is still attached to {', '.join(sorted(nodes))}"
                 if time.monotonic() - self._held_since.setdefault(volume.uid, time.monotonic()) >= _PATIENCE_S:
                     self._events.warning(volume, "VolumeFailedDelete", f"{message}; it is deleted once it is detached")
                 raise SidecarError(message)
         reference = volume.spec.claim_ref
-        for claim in self._context.claims.at("uid", reference.uid) if reference is not None else []:
-            if claim.spec.volume_name == volume.name:
-                raise SidecarError(f"volume {volume.name} is Released, but claim {claim.key} still uses it")
+        claim = caches.claim_with_uid(reference.uid) if reference is not None else None
+        if claim is not None and claim.spec.volume_name == volume.name:
+            raise SidecarError(f"volume {volume.name} is Released, but claim {claim.key} still uses it")
 
     async def _secrets(self, volume: PersistentVolume) -> dict[str, str]:
-        """A secret that cannot be read does not keep the volume: the driver says whether it needed it."""
+        """Return the secrets to delete with, none if they cannot be read: the driver reports whether it needed them."""
         try:
             return await read_secret(self._context.client, self._secret_of(volume))
-        except (SidecarError, ApiError) as error:
+        except (BadSecret, ApiError) as error:
             log.warning("deleting without secrets", volume=volume.name, reason=str(error))
             return {}
 
@@ -118,34 +123,24 @@ class VolumeWorker:
         if names.DELETION_SECRET_NAME in annotations and names.DELETION_SECRET_NAMESPACE in annotations:
             name, namespace = annotations[names.DELETION_SECRET_NAME], annotations[names.DELETION_SECRET_NAMESPACE]
             return SecretReference(name=name, namespace=namespace) if name and namespace else None
-        storage_class = self._context.classes.get(volume.spec.storage_class_name)
+        caches = self._context.caches
+        storage_class = caches.classes.get(volume.spec.storage_class_name)
         reference = volume.spec.claim_ref
         if storage_class is None or reference is None:
             return None
-        claims = self._context.claims.at("uid", reference.uid)
-        claim = claims[0] if claims else _claim_named(reference.namespace, reference.name)
+        claim = caches.claim_with_uid(reference.uid) or _claim_named(reference.namespace, reference.name)
         return secret_references(storage_class.parameters, claim, volume.name).get("provision")
 
     async def _remove_object(self, volume: PersistentVolume) -> None:
-        """First our finalizer, then the object: whoever guards it too acts on its deletion, and would meet our write.
+        """Remove our finalizer first, then the object.
 
-        A crash between the two leaves a released volume, which is deleted once more; that changes nothing.
+        Other controllers with finalizers act on the deletion, and our write would conflict with theirs. A crash between
+        the two leaves a released volume, which is deleted once more; that changes nothing.
         """
-        client = self._context.client
-        try:
-            if names.VOLUME_FINALIZER in volume.finalizers:
-                patch = finalizer_patch(names.VOLUME_FINALIZER, False)
-                patch["metadata"]["uid"] = volume.uid
-                self._remember(await client.patch(PersistentVolume, volume.name, patch, how=PatchType.STRATEGIC))
-            if not volume.is_deleting:
-                await client.delete(PersistentVolume, volume.name, uid=volume.uid)
-        except NotFound:
-            return
-
-    def _remember(self, volume: PersistentVolume) -> None:
-        """Not when the write was the one that removed it: its DELETED event is on its way."""
-        if not (volume.is_deleting and not volume.finalizers):
-            self._context.volumes.remember(volume)
+        writer = self._context.writer
+        left = await writer.remove_finalizers(volume, names.EXTERNAL_DELETION, how=PatchType.STRATEGIC)
+        if left is not None:
+            await writer.delete(left)
 
 
 def _claim_named(namespace: str, name: str) -> PersistentVolumeClaim:

@@ -16,14 +16,13 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube import names
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolumeClaim, StorageClass
+from moorage.kube.volumes import required_bytes, selected_node_of, waits_for_consumer
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.context import RoleContext
-from moorage.sidecars.edits import update_whole
-from moorage.sidecars.provisioner.decide import requested_bytes, selected_node_of, waits_for_consumer
 from moorage.sidecars.provisioner.topology import flattened, is_subset, term_of
 from moorage.sidecars.retry_later import RetryLater
 
@@ -68,7 +67,7 @@ class Ownership:
         return "the scheduler is asked for another node"
 
     async def wait_s(self, claim: PersistentVolumeClaim, storage_class: StorageClass) -> float | None:
-        """0 to go on now, seconds to look again later, None when the claim is another node's (or just became ours)."""
+        """Return 0 to continue now, seconds to wait, None if the claim is another node's or was taken just now."""
         if not self._context.settings.node_deployment:
             return 0.0
         selected = selected_node_of(claim)
@@ -115,7 +114,8 @@ class Ownership:
     def _place_of(self, claim: PersistentVolumeClaim) -> tuple[int, int]:
         """How many nodes come before this one for the claim, and how many nodes there are."""
         driver, own = self._context.driver.name, self._context.around.node_name
-        nodes = {n.name for n in self._context.csi_nodes if any(d.name == driver for d in n.spec.drivers)} | {own}
+        csi_nodes = self._context.caches.csi_nodes
+        nodes = {node.name for node in csi_nodes if any(each.name == driver for each in node.spec.drivers)} | {own}
         return rank_of(own, nodes, claim.uid), len(nodes)
 
     def _left_s(self, claim: PersistentVolumeClaim, places: int, more_s: float = 0.0) -> float:
@@ -143,13 +143,13 @@ class Ownership:
         except CsiError as error:
             log.info("capacity is not known", claim=claim.key, reason=str(error), tried_here=not others_may)
             return str(error) if others_may else ""
-        wanted = requested_bytes(claim)
+        wanted = required_bytes(claim)
         if answer.available_capacity >= wanted:
             return ""
         return f"{_mebibytes(answer.available_capacity)} are left there, {_mebibytes(wanted)} are asked for"
 
     async def _take(self, claim: PersistentVolumeClaim) -> None:
-        """Write the annotation on the version that we decided on; a Conflict brings the claim back."""
+        """Write the annotation. Raises Conflict if the claim has changed since it was read."""
 
         def change(document: dict[str, Any]) -> bool:
             annotations = document["metadata"].setdefault("annotations", {})
@@ -159,11 +159,9 @@ class Ownership:
             return True
 
         try:
-            taken = await update_whole(self._context.client, PersistentVolumeClaim, claim.name, claim.namespace, change)
+            await self._context.writer.update(PersistentVolumeClaim, claim.name, claim.namespace, change)
         except NotFound:
-            return
-        if taken is not None:
-            self._context.claims.remember(taken)  # tells the handlers, so the claim comes back with its node
+            return  # otherwise the handlers have seen the change, and the claim is enqueued with its node
 
 
 def _mebibytes(size_bytes: int) -> str:

@@ -7,23 +7,23 @@ Start reading at: `read`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moorage.kube import secrets
+from moorage.kube.names import RESERVED_PREFIX
 from moorage.kube.objects import PersistentVolumeClaim, SecretReference
-from moorage.sidecars import templates
 from moorage.sidecars.errors import BadParameters
-from moorage.sidecars.names import RESERVED_PREFIX
 
 FS_TYPE = f"{RESERVED_PREFIX}fstype"
 
 _PAIRS = {
-    "provision": templates.PROVISION,
-    "controller_publish": templates.CONTROLLER_PUBLISH,
-    "node_stage": templates.NODE_STAGE,
-    "node_publish": templates.NODE_PUBLISH,
-    "controller_expand": templates.CONTROLLER_EXPAND,
-    "node_expand": templates.NODE_EXPAND,
-    "controller_modify": templates.CONTROLLER_MODIFY,
+    "provision": secrets.PROVISION,
+    "controller_publish": secrets.CONTROLLER_PUBLISH,
+    "node_stage": secrets.NODE_STAGE,
+    "node_publish": secrets.NODE_PUBLISH,
+    "controller_expand": secrets.CONTROLLER_EXPAND,
+    "node_expand": secrets.NODE_EXPAND,
+    "controller_modify": secrets.CONTROLLER_MODIFY,
 }
-_KNOWN = {FS_TYPE, templates.DEFAULT.name, templates.DEFAULT.namespace} | {
+_KNOWN = {FS_TYPE, secrets.DEFAULT.name, secrets.DEFAULT.namespace} | {
     key for pair in _PAIRS.values() for key in (pair.name, pair.namespace)
 }
 
@@ -68,7 +68,7 @@ def secret_references(
     name_tokens |= {f"pvc.annotations['{key}']": value for key, value in claim.annotations.items()}
     found = {}
     for use, keys in _PAIRS.items():
-        reference = templates.reference_from(parameters, keys, name_tokens, namespace_tokens, templates.DEFAULT)
+        reference = secrets.reference_from(parameters, keys, name_tokens, namespace_tokens, secrets.DEFAULT)
         if reference is not None:
             found[use] = reference
     return found

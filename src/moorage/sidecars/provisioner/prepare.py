@@ -10,11 +10,13 @@ from moorage.csi.capabilities import Capabilities
 from moorage.csi.errors import InvalidAccessModes
 from moorage.kube.errors import NotFound
 from moorage.kube.objects import PersistentVolumeClaim, StorageClass, VolumeAttributesClass, reference_to
+from moorage.kube.secrets import BadSecret
+from moorage.kube.volumes import required_bytes, selected_node_of
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import BadParameters, ProvisionError, ProvisioningState
 from moorage.sidecars.provisioner import parameters, pv_document, sources, topology
 from moorage.sidecars.provisioner.attempt import ProvisionAttempt
-from moorage.sidecars.provisioner.decide import requested_bytes, selected_node_of, volume_name
+from moorage.sidecars.provisioner.decide import volume_name
 from moorage.sidecars.provisioner.sources import DataSource
 
 
@@ -37,7 +39,7 @@ class Preparer:
         try:
             read = parameters.read(storage_class.parameters, claim, name, settings.default_fstype)
             request = self._request(claim, storage_class, name, read)
-        except (BadParameters, InvalidAccessModes) as error:
+        except (BadParameters, BadSecret, InvalidAccessModes) as error:
             raise ProvisionError(str(error), ProvisioningState.FINISHED) from error
         if source is not None:
             request.volume_content_source.CopyFrom(
@@ -46,7 +48,7 @@ class Preparer:
                     claim,
                     storage_class,
                     self._context.client,
-                    self._context.claims,
+                    self._context.caches.claims,
                     prevent_conversion=settings.prevent_volume_mode_conversion,
                 )
             )
@@ -80,7 +82,7 @@ class Preparer:
         settings, can = self._context.settings, self._context.driver.capabilities
         request = pb.CreateVolumeRequest(
             name=name,
-            capacity_range=pb.CapacityRange(required_bytes=requested_bytes(claim)),
+            capacity_range=pb.CapacityRange(required_bytes=required_bytes(claim)),
             volume_capabilities=capabilities_per_mode(
                 claim.spec.access_modes,
                 claim.spec.volume_mode == "Block",
@@ -113,7 +115,7 @@ class Preparer:
         if context.settings.node_deployment:
             segments = context.driver.node.segments
             return topology.Selected(name, tuple(segments), segments)
-        csi_node, node = context.csi_nodes.get(name), context.nodes.get(name)
+        csi_node, node = context.caches.csi_nodes.get(name), context.nodes.get(name)
         if csi_node is None or node is None:
             raise topology.unreachable(f"the selected node {name} no longer exists")
         keys = next((d.topology_keys for d in csi_node.spec.drivers if d.name == context.driver.name), [])
@@ -126,7 +128,7 @@ class Preparer:
             return topology.NodeTopology({own: tuple(segments)}, {own: segments})
         keys = {
             csi_node.name: tuple(driver.topology_keys)
-            for csi_node in context.csi_nodes
+            for csi_node in context.caches.csi_nodes
             for driver in csi_node.spec.drivers
             if driver.name == context.driver.name
         }

@@ -10,9 +10,10 @@ import time
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
+from moorage.kube import names
 from moorage.kube.objects import PersistentVolumeClaim, SecretReference, StorageClass
 from moorage.kube.quantity import bytes_text
-from moorage.sidecars import names
+from moorage.kube.volumes import volume_mode
 from moorage.sidecars.provisioner.parameters import ClaimParameters
 from moorage.sidecars.provisioner.topology import node_terms
 
@@ -64,14 +65,14 @@ def skeleton(
         "claimRef": _claim_reference(claim),
         "persistentVolumeReclaimPolicy": storage_class.reclaim_policy or "Delete",
         "storageClassName": storage_class.name,
-        "volumeMode": claim.spec.volume_mode or "Filesystem",
+        "volumeMode": volume_mode(claim.spec.volume_mode),
         "csi": csi,
     }
     if storage_class.mount_options:
         spec["mountOptions"] = list(storage_class.mount_options)
     if claim.spec.volume_attributes_class_name:
         spec["volumeAttributesClassName"] = claim.spec.volume_attributes_class_name
-    metadata = {"name": name, "annotations": annotations, "finalizers": [names.VOLUME_FINALIZER]}
+    metadata = {"name": name, "annotations": annotations, "finalizers": [names.EXTERNAL_DELETION]}
     return {"metadata": metadata, "spec": spec}
 
 

@@ -4,12 +4,12 @@ Owns: putting them on before CreateVolume, taking them off afterwards, and sweep
 Start reading at: `SourceProtection.protect`, `SourceProtection.sync_clone_source`.
 """
 
+from moorage.kube import names
 from moorage.kube.errors import ApiError, Conflict, Forbidden, NotFound
 from moorage.kube.objects import PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.context import RoleContext
-from moorage.sidecars.edits import add_finalizer, remove_finalizer, update_whole
+from moorage.sidecars.edits import add_finalizer, remove_finalizer
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.provisioner.sources import DataSource
 
@@ -30,8 +30,8 @@ class SourceProtection:
     async def protect(self, source: DataSource) -> None:
         """Put the finalizer on the source.
 
-        Several volumes made from one source at once write to the same object, each from a task of its own. The loser of
-        such a race looks again at once: for its user nothing has failed.
+        Tasks that create volumes from the same source at once write to the same object. The one that loses the race
+        retries at once: for its user nothing has failed.
         """
         for _ in range(PROTECT_ATTEMPTS - 1):
             try:
@@ -42,19 +42,17 @@ class SourceProtection:
         await self._protect(source)
 
     async def _protect(self, source: DataSource) -> None:
-        client = self._context.client
+        writer = self._context.writer
         if source.is_claim:
-            origin = self._context.claims.get(f"{source.namespace}/{source.name}")
-            if origin is not None and names.CLONE_FINALIZER in origin.finalizers:
+            origin = self._context.caches.claims.get(f"{source.namespace}/{source.name}")
+            if origin is not None and names.CLONE_PROTECTION in origin.finalizers:
                 return
-            change = add_finalizer(names.CLONE_FINALIZER)
-            changed = await update_whole(client, PersistentVolumeClaim, source.name, source.namespace, change)
-            if changed is not None:
-                self._context.claims.remember(changed)
+            change = add_finalizer(names.CLONE_PROTECTION)
+            await writer.update(PersistentVolumeClaim, source.name, source.namespace, change)
         elif source.is_snapshot:
-            change = add_finalizer(names.SNAPSHOT_SOURCE_FINALIZER)
+            change = add_finalizer(names.RESTORE_PROTECTION)
             try:
-                await update_whole(client, VolumeSnapshot, source.name, source.namespace, change)
+                await writer.update(VolumeSnapshot, source.name, source.namespace, change)
             except Forbidden as error:  # older RBAC rules; the snapshot controller protects it as well
                 log.debug("snapshot is not protected", snapshot=source.name, reason=str(error))
 
@@ -76,7 +74,7 @@ class SourceProtection:
             log.info("snapshots cannot be listed; the next sweep tries again", reason=str(error))
             return
         for snapshot in snapshots:
-            protected = names.SNAPSHOT_SOURCE_FINALIZER in snapshot.finalizers
+            protected = names.RESTORE_PROTECTION in snapshot.finalizers
             if protected and not self._pending_restores(snapshot.namespace, snapshot.name):
                 await self._release(snapshot.name, snapshot.namespace)
 
@@ -93,34 +91,34 @@ class SourceProtection:
         return [snapshot for snapshot in found if snapshot is not None]
 
     async def sync_clone_source(self, key: str) -> None:
-        """Let a source claim that is being deleted go, once no unfinished clone needs it."""
-        claim = self._context.claims.get(key)
-        if claim is None or not claim.is_deleting or names.CLONE_FINALIZER not in claim.finalizers:
+        """Release a source claim that is being deleted, once no unfinished clone needs it."""
+        claim = self._context.caches.claims.get(key)
+        if claim is None or not claim.is_deleting or names.CLONE_PROTECTION not in claim.finalizers:
             return
         if not self._is_local(claim):
             return
         waiting = [
             other.key
-            for other in self._context.claims
+            for other in self._context.caches.claims
             if other.status.phase in ("", "Pending") and _is_made_from(other, _CLAIM, claim.namespace, claim.name)
         ]
         if waiting:
             raise SidecarError(f"claim {key} is still being cloned for {', '.join(sorted(waiting))}")
-        change = remove_finalizer(names.CLONE_FINALIZER)
+        change = remove_finalizer(names.CLONE_PROTECTION)
         try:
-            await update_whole(self._context.client, PersistentVolumeClaim, claim.name, claim.namespace, change)
+            await self._context.writer.update(PersistentVolumeClaim, claim.name, claim.namespace, change)
         except NotFound:
             return
 
     def _is_local(self, claim: PersistentVolumeClaim) -> bool:
-        """With one process per node, the one with the source's volume lets the source go (any, if there is none)."""
-        volume = self._context.volumes.get(claim.spec.volume_name) if claim.spec.volume_name else None
+        """With one process per node, the one with the source's volume releases the source; any, if there is none."""
+        volume = self._context.caches.volumes.get(claim.spec.volume_name) if claim.spec.volume_name else None
         return volume is None or self._context.is_local(volume)
 
     async def _release(self, name: str, namespace: str) -> None:
         try:
-            change = remove_finalizer(names.SNAPSHOT_SOURCE_FINALIZER)
-            await update_whole(self._context.client, VolumeSnapshot, name, namespace, change)
+            change = remove_finalizer(names.RESTORE_PROTECTION)
+            await self._context.writer.update(VolumeSnapshot, name, namespace, change)
         except (NotFound, Forbidden, Conflict):
             return
         except ApiError as error:
@@ -131,8 +129,8 @@ class SourceProtection:
         return any(
             claim.status.phase in ("", "Pending")
             and _is_made_from(claim, _SNAPSHOT, namespace, name)
-            and not self._context.volumes.at("claim", claim.uid)
-            for claim in self._context.claims
+            and not self._context.caches.volumes_of_claim(claim.uid)
+            for claim in self._context.caches.claims
         )
 
 

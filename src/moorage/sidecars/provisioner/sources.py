@@ -8,6 +8,7 @@ Start reading at: `content_source`.
 from dataclasses import dataclass
 
 from moorage.csi import csi_pb2 as pb
+from moorage.kube import names
 from moorage.kube.api.client import Client
 from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import NotFound
@@ -20,9 +21,8 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
 )
 from moorage.kube.quantity import bytes_of
-from moorage.sidecars import names
+from moorage.kube.volumes import claim_class, required_bytes, volume_mode
 from moorage.sidecars.errors import OtherProvisioner, ProvisionError, ProvisioningState
-from moorage.sidecars.provisioner.decide import class_name_of, requested_bytes
 
 _CLAIM, _SNAPSHOT = "PersistentVolumeClaim", "VolumeSnapshot"
 
@@ -121,7 +121,7 @@ async def _from_snapshot(
     snapshot = await client.find(VolumeSnapshot, source.name, source.namespace)
     if snapshot is None:
         raise ProvisionError(f"{what} does not exist")
-    if snapshot.is_deleting and names.SNAPSHOT_SOURCE_FINALIZER not in snapshot.finalizers:
+    if snapshot.is_deleting and names.RESTORE_PROTECTION not in snapshot.finalizers:
         raise ProvisionError(f"{what} is being deleted")
     status = snapshot.status
     if status is None or not status.bound_volume_snapshot_content_name:
@@ -142,8 +142,8 @@ async def _from_snapshot(
     if content.status is None or not content.status.snapshot_handle:
         raise ProvisionError(f"content {content.name} of {what} has no handle yet")
     size = bytes_of(status.restore_size)
-    if size and requested_bytes(claim) < size:
-        raise ProvisionError(f"{what} needs {size} bytes, the claim asks for {requested_bytes(claim)}")
+    if size and required_bytes(claim) < size:
+        raise ProvisionError(f"{what} needs {size} bytes, the claim asks for {required_bytes(claim)}")
     if prevent_conversion:
         _check_mode(content, claim, what)
     return pb.VolumeContentSource(
@@ -176,10 +176,10 @@ async def _from_claim(
         raise ProvisionError(f"{what} is not bound")
     if origin.is_deleting:
         raise ProvisionError(f"{what} is being deleted")
-    if not class_name_of(origin) or not class_name_of(claim):
+    if not claim_class(origin) or not claim_class(claim):
         raise ProvisionError(f"{what} and the clone must both have a storage class")
-    if requested_bytes(claim) < requested_bytes(origin):
-        raise ProvisionError(f"{what} has {requested_bytes(origin)} bytes, the clone asks for less")
+    if required_bytes(claim) < required_bytes(origin):
+        raise ProvisionError(f"{what} has {required_bytes(origin)} bytes, the clone asks for less")
     volume = await client.find(PersistentVolume, origin.spec.volume_name)
     if volume is None:
         raise ProvisionError(f"volume {origin.spec.volume_name} of {what} does not exist")
@@ -194,6 +194,6 @@ async def _from_claim(
         raise ProvisionError(f"{what} and volume {volume.name} are not bound to each other")
     if volume.status.phase != "Bound":
         raise ProvisionError(f"volume {volume.name} of {what} is {volume.status.phase}, not Bound")
-    if (origin.spec.volume_mode or "Filesystem") != (claim.spec.volume_mode or "Filesystem"):
-        raise ProvisionError(f"{what} is {origin.spec.volume_mode or 'Filesystem'}, the clone another volume mode")
+    if volume_mode(origin.spec.volume_mode) != volume_mode(claim.spec.volume_mode):
+        raise ProvisionError(f"{what} is {volume_mode(origin.spec.volume_mode)}, the clone another volume mode")
     return pb.VolumeContentSource(volume=pb.VolumeContentSource.VolumeSource(volume_id=volume.spec.csi.volume_handle))

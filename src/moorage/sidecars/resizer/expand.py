@@ -10,21 +10,21 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube import names
 from moorage.kube.api.client import PatchType
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError, Conflict, NotFound
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import timestamp_text
 from moorage.kube.quantity import bytes_text
+from moorage.kube.secrets import read_secret
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.resizer import sizes as target
 from moorage.sidecars.resizer.pair import bound_pair
 from moorage.sidecars.resizer.sizes import Sizes
 from moorage.sidecars.retry_later import RetryLater
-from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.settings import duration_text
 
 log = get_logger(__name__)
@@ -82,7 +82,7 @@ class ExpandWorker:
         return await self._patch_volume(volume, {"metadata": {"annotations": {names.PRE_RESIZE_CAPACITY: None}}})
 
     async def _begin(self, claim: PersistentVolumeClaim, sizes: Sizes, size: int) -> PersistentVolumeClaim:
-        """Write down what is about to be done; on the version that was decided on."""
+        """Record in the status what is about to be done. Raises Conflict if the claim has changed since it was read."""
         status: dict[str, Any] = {"allocatedResources": {"storage": bytes_text(size)}}
         old = [] if sizes.allocated == size else target.without(target.RESIZE_CONDITIONS[1:], claim.status.conditions)
         conditions = old
@@ -97,7 +97,7 @@ class ExpandWorker:
         patch: dict[str, Any] = {"status": status}
         if self._has_note(claim):
             patch["metadata"] = {"annotations": {names.NODE_EXPANSION_NOT_REQUIRED: None}}
-        return await self._patch_claim(claim, patch, claim.metadata.resource_version)
+        return await self._patch_claim(claim, patch)
 
     @staticmethod
     def _has_note(claim: PersistentVolumeClaim) -> bool:
@@ -129,7 +129,7 @@ class ExpandWorker:
         return answer.capacity_bytes or size, answer.node_expansion_required
 
     async def _check_offline(self, claim: PersistentVolumeClaim) -> None:
-        """A driver that refused because the volume is in use is asked again when no pod uses it."""
+        """Raise SidecarError while pods use a volume that the driver has refused to expand in use."""
         if claim.key not in self._in_use or not self._context.settings.handle_volume_inuse_error:
             return
         pods = (await self._context.client.list(Pod, claim.namespace)).items
@@ -163,7 +163,7 @@ class ExpandWorker:
         log.warning("expansion failed", claim=key, reason=str(error), is_final=error.is_final)
         if status:
             try:
-                await self._patch_claim(claim, {"status": status}, "")
+                await self._patch_claim(claim, {"status": status}, guarded=False)
             except ApiError as failure:
                 log.warning("failed expansion could not be noted", claim=key, reason=str(failure))
 
@@ -185,9 +185,9 @@ class ExpandWorker:
     async def _on_newest(
         self, claim: PersistentVolumeClaim, write: Callable[[PersistentVolumeClaim], Awaitable[None]]
     ) -> None:
-        """Write what the driver has done; when somebody else wrote to the claim meanwhile, once more on what it is now.
+        """Write what the driver has done. After a conflict, write again on the newest version of the claim.
 
-        The driver is not asked again for that. Conflict when the expansion itself is another one now.
+        The driver is not called again. Raises Conflict if the claim now records another expansion.
         """
         for _ in range(RECORD_ATTEMPTS - 1):
             try:
@@ -207,7 +207,7 @@ class ExpandWorker:
             "conditions": [*conditions, target.condition(target.FS_PENDING, _now(), message)],
             "allocatedResourceStatuses": {"storage": target.NODE_PENDING},
         }
-        await self._patch_claim(claim, {"status": status}, claim.metadata.resource_version)
+        await self._patch_claim(claim, {"status": status})
         self._events.normal(claim, "FileSystemResizeRequired", "Require file system resize of volume on node")
 
     async def _finish(self, claim: PersistentVolumeClaim, size: int) -> None:
@@ -220,32 +220,22 @@ class ExpandWorker:
             status["conditions"] = gone
         annotations = {names.NODE_EXPANSION_NOT_REQUIRED: "true"}
         patch = {"metadata": {"annotations": annotations}, "status": status}
-        await self._patch_claim(claim, patch, claim.metadata.resource_version)
+        await self._patch_claim(claim, patch)
         self._events.normal(claim, "VolumeResizeSuccessful", f"Resize volume succeeded: {bytes_text(size)}")
         log.info("volume expanded", claim=claim.key, bytes=size)
 
     async def _patch_claim(
-        self, claim: PersistentVolumeClaim, patch: dict[str, Any], version: str
+        self, claim: PersistentVolumeClaim, patch: dict[str, Any], *, guarded: bool = True
     ) -> PersistentVolumeClaim:
-        changed = await self._context.client.patch(
-            PersistentVolumeClaim,
-            claim.name,
-            patch,
-            claim.namespace,
-            how=PatchType.STRATEGIC,
-            subresource="status",
-            version=version,
+        return await self._context.writer.patch(
+            claim, patch, how=PatchType.STRATEGIC, subresource="status", guarded=guarded
         )
-        self._context.claims.remember(changed)
-        return changed
 
     async def _patch_volume(self, volume: PersistentVolume, patch: dict[str, Any]) -> PersistentVolume:
         try:
-            changed = await self._context.client.patch(PersistentVolume, volume.name, patch, how=PatchType.STRATEGIC)
+            return await self._context.writer.patch(volume, patch, how=PatchType.STRATEGIC, guarded=False)
         except NotFound:
             raise SidecarError(f"volume {volume.name} is gone") from None
-        self._context.volumes.remember(changed)
-        return changed
 
 
 def _uses(pod: Pod, claim: str) -> bool:

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.kube import names
 from moorage.kube.api.client import PatchType
-from moorage.kube.cache.informer import Informer
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, SecretReference, VolumeAttributesClass
 from moorage.kube.objects.meta import timestamp_text
+from moorage.kube.secrets import read_secret
 from moorage.log import get_logger
-from moorage.sidecars import names
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.metrics import code_name
@@ -24,7 +24,6 @@ from moorage.sidecars.provisioner.parameters import metadata_parameters
 from moorage.sidecars.resizer.pair import bound_pair
 from moorage.sidecars.resizer.sizes import condition, without
 from moorage.sidecars.retry_later import RetryLater
-from moorage.sidecars.secrets import read_secret
 from moorage.sidecars.settings import duration_text
 
 log = get_logger(__name__)
@@ -41,16 +40,15 @@ def is_settled(claim: PersistentVolumeClaim) -> bool:
 class ModifyWorker:
     """Changes volumes; `sync` is the work of the claims' queue."""
 
-    def __init__(self, context: RoleContext, events: Recorder, classes: Informer[VolumeAttributesClass]) -> None:
+    def __init__(self, context: RoleContext, events: Recorder) -> None:
         self._context = context
         self._events = events
-        self._classes = classes
         self._slow: RetryLater[str] = RetryLater(context.settings.retry_interval_max_s)
         self._uncertain: set[str] = set()
 
     def begin(self) -> None:
-        """At start it is not known how far a change under way has come: it is finished before another begins."""
-        for claim in self._context.claims:
+        """Finish each change that was under way at the start before another one begins: its progress is unknown."""
+        for claim in self._context.caches.claims:
             if _progress(claim) == "InProgress":
                 self._uncertain.add(claim.key)
 
@@ -66,7 +64,7 @@ class ModifyWorker:
                 await self._cancel(claim)
             return None
         if under_way is not None and _progress(claim) == "InProgress" and (key in self._uncertain or not wanted):
-            found = self._classes.get(under_way.target_volume_attributes_class_name)
+            found = self._context.caches.attributes_classes.get(under_way.target_volume_attributes_class_name)
             if found is None:
                 raise SidecarError(
                     f"claim {key}: class {under_way.target_volume_attributes_class_name} of the change is gone"
@@ -76,10 +74,10 @@ class ModifyWorker:
                 same = under_way.target_volume_attributes_class_name == wanted
                 if same and self._slow.left_s(key) > 0:
                     return self._slow.left_s(key)
-            found = self._classes.get(wanted)
+            found = self._context.caches.attributes_classes.get(wanted)
             if found is None:
                 await self._wait_for_class(claim, wanted)
-                return None  # the class's arrival brings the claim back
+                return None  # the claim is enqueued when the class is created
             claim = await self._begin(claim, wanted)
         await self._modify(claim, volume, found)
         return None
@@ -104,7 +102,7 @@ class ModifyWorker:
         target = {"targetVolumeAttributesClassName": wanted, "status": "InProgress"}
         gone = without([_ERROR], claim.status.conditions)
         status = {"modifyVolumeStatus": target, "conditions": [*gone, condition(_MODIFYING, _now())]}
-        changed = await self._status(claim, status, claim.metadata.resource_version)
+        changed = await self._status(claim, status, guarded=True)
         self._events.normal(claim, "VolumeModify", f"changing the volume to VolumeAttributesClass {wanted}")
         return changed
 
@@ -132,11 +130,10 @@ class ModifyWorker:
         await self._record(claim, volume, wanted.name)
 
     async def _record(self, claim: PersistentVolumeClaim, volume: PersistentVolume, name: str) -> None:
-        """First the volume, then the claim: a crash between repeats the call, which is idempotent."""
+        """Write the volume first, then the claim: after a crash in between, the idempotent call is repeated."""
         if volume.spec.volume_attributes_class_name != name:
             patch = {"spec": {"volumeAttributesClassName": name}}
-            changed = await self._context.client.patch(PersistentVolume, volume.name, patch, how=PatchType.STRATEGIC)
-            self._context.volumes.remember(changed)
+            await self._context.writer.patch(volume, patch, how=PatchType.STRATEGIC, guarded=False)
         status: dict[str, Any] = {"modifyVolumeStatus": None, "currentVolumeAttributesClassName": name}
         gone = without([_MODIFYING, _ERROR], claim.status.conditions)
         if gone:
@@ -163,7 +160,7 @@ class ModifyWorker:
         await self._note_failure(claim, name, str(error), code_name(error.code), state)
 
     async def _refuse(self, claim: PersistentVolumeClaim, wanted: VolumeAttributesClass) -> NoReturn:
-        """The class is another driver's: ours is not asked, and the claim says why until it names another class."""
+        """Record that the class is of another driver. Raises SidecarError."""
         message = f"VolumeAttributesClass {wanted.name} is of driver {wanted.driver_name}"
         self._slow.add(claim.key)
         self._events.warning(claim, "VolumeModifyFailed", f"{message}; name one of {self._context.driver.name}")
@@ -184,19 +181,12 @@ class ModifyWorker:
             log.warning("failed modification could not be noted", claim=claim.key, reason=str(failure))
 
     async def _status(
-        self, claim: PersistentVolumeClaim, status: dict[str, Any], version: str = ""
+        self, claim: PersistentVolumeClaim, status: dict[str, Any], *, guarded: bool = False
     ) -> PersistentVolumeClaim:
-        changed = await self._context.client.patch(
-            PersistentVolumeClaim,
-            claim.name,
-            {"status": status},
-            claim.namespace,
-            how=PatchType.STRATEGIC,
-            subresource="status",
-            version=version,
+        patch = {"status": status}
+        return await self._context.writer.patch(
+            claim, patch, how=PatchType.STRATEGIC, subresource="status", guarded=guarded
         )
-        self._context.claims.remember(changed)
-        return changed
 
 
 def _progress(claim: PersistentVolumeClaim) -> str:

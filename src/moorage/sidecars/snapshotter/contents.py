@@ -1,171 +1,161 @@
-"""The content worker: CreateSnapshot, DeleteSnapshot, ListSnapshots, and the content's status.
+"""The content worker: takes, checks and deletes what a content stands for, one code path for both flavours.
 
-Owns: what the driver is asked for a content, and what of its answer goes into the status.
+Owns: the steps, and reading the class and the secrets of a content. What the driver is asked is in the subclasses.
 Start reading at: `ContentWorker.sync`.
 """
 
-import time
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
-from moorage.csi import csi_pb2 as pb
 from moorage.kube.cache.informer import Informer
+from moorage.kube.control.controller import Controller
 from moorage.kube.control.events import Recorder
-from moorage.kube.objects import VolumeSnapshotClass, VolumeSnapshotContent
+from moorage.kube.objects import VolumeGroupSnapshotClass, VolumeSnapshotClass
+from moorage.kube.secrets import read_secret, reference_from
 from moorage.log import get_logger
-from moorage.sidecars import names, templates
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
-from moorage.sidecars.secrets import read_secret
+from moorage.sidecars.roles import Role
 from moorage.sidecars.snapshotter import decide
-from moorage.sidecars.snapshotter.content_writer import ContentTerms, ContentWriter, SnapshotNotReady
+from moorage.sidecars.snapshotter.content_writer import ContentWriter
 from moorage.sidecars.snapshotter.decide import ContentStep
+from moorage.sidecars.snapshotter.flavour import C, ContentFlavour
 
 log = get_logger(__name__)
 
-_WORDS = ContentTerms(
-    noun="snapshot",
-    being_created=names.SNAPSHOT_BEING_CREATED,
-    finalizer=names.CONTENT_FINALIZER,
-    secret_name=names.SNAPSHOT_SECRET_NAME,
-    secret_namespace=names.SNAPSHOT_SECRET_NAMESPACE,
-    deletion_failed="SnapshotDeleteError",
-)
-_FIRST_FAILED, _LATER_FAILED = "SnapshotCreationFailed", "SnapshotContentCheckandUpdateFailed"
+
+class Taken(Protocol):
+    """A snapshot or a group snapshot, as the driver describes it."""
+
+    @property
+    def ready_to_use(self) -> bool: ...
 
 
-class ContentWorker:
-    """Makes and deletes snapshots; `sync` is the work of the contents' queue."""
+M = TypeVar("M", bound=Taken)
+
+
+class SnapshotNotReady(SidecarError):
+    """The driver has taken the snapshot and is still processing it. It is asked again with growing pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTerms:
+    """What the requests to take a snapshot and a group snapshot have in common."""
+
+    name: str
+    parameters: dict[str, str]
+    secrets: dict[str, str]
+
+
+class ContentWorker(ABC, Generic[C, M]):
+    """Reconciles the contents of one flavour. The keys of `controller` are their names."""
 
     def __init__(
         self,
         context: RoleContext,
-        contents: Informer[VolumeSnapshotContent],
-        classes: Informer[VolumeSnapshotClass],
+        flavour: ContentFlavour[C],
+        contents: Informer[C],
+        classes: Informer[VolumeSnapshotClass] | Informer[VolumeGroupSnapshotClass],
         events: Recorder,
     ) -> None:
         self._context = context
+        self._flavour = flavour
         self._contents = contents
         self._classes = classes
-        self._keeper = ContentWriter(context, contents, events, _WORDS)
+        self._writer = ContentWriter(context, flavour, events)
+        self._timeout_s = context.settings.timeout_for(Role.SNAPSHOTTER)
+        workers = context.settings.workers_for(Role.SNAPSHOTTER)
+        self.controller: Controller[str] = context.controller(flavour.queue, self.sync, workers)
 
     async def sync(self, name: str) -> float | None:
         """Take one content a step further."""
         content = self._contents.get(name)
         if content is None or content.spec.driver != self._context.driver.name:
             return None
-        known = self._class_of(content)
-        if known is not None and known.driver != content.spec.driver:
+        used = self._class_of(content)
+        if used is not None and used.driver != content.spec.driver:
             return None
-        match decide.next_step(content):
+        match decide.next_step(content, self._flavour):
             case ContentStep.DELETE:
                 await self._delete(content)
             case ContentStep.CREATE:
-                await self._create(content, _FIRST_FAILED)
-            case ContentStep.CHECK if content.spec.source.volume_handle and not decide.is_group_member(content):
-                await self._create(content, _LATER_FAILED)
+                await self._create(content)
             case ContentStep.CHECK:
                 await self._check(content)
             case ContentStep.TIDY:
-                return await self._keeper.tidy(content)
+                return await self._writer.tidy(content)
             case ContentStep.NOTHING:
                 pass
         return None
 
-    async def _create(self, content: VolumeSnapshotContent, reason: str) -> None:
-        call = self._context.driver.client.CreateSnapshot
-        content, answer = await self._keeper.make(content, reason, self._request, call)
-        content = await self._record(content, answer.snapshot)
-        content = await self._keeper.mark(content, False)
-        if not answer.snapshot.ready_to_use:
-            raise SnapshotNotReady(f"snapshot {answer.snapshot.snapshot_id} is not ready yet")
-        log.info("snapshot made", content=content.name, snapshot=answer.snapshot.snapshot_id)
+    async def _create(self, content: C) -> None:
+        flavour = self._flavour
+        reason = flavour.creation_failed if content.status is None else flavour.check_failed
+        content, made = await self._writer.make(content, reason, self._create_request, self._call_create)
+        content = await self._writer.record(content, self._status(content, made))
+        await self._writer.mark(content, False)
+        self._confirm_ready(content, made)
+        log.info(f"{flavour.noun} made", content=content.name)
 
-    async def _request(self, content: VolumeSnapshotContent) -> pb.CreateSnapshotRequest:
-        settings, used = self._context.settings, self._class_of(content)
-        if used is None:
-            raise SidecarError(
-                f"content {content.name}: its class {content.spec.volume_snapshot_class_name} is missing"
-            )
-        parameters = decide.driver_parameters(used.parameters)
-        reference = content.spec.volume_snapshot_ref
-        if settings.extra_create_metadata:
-            parameters |= decide.metadata_parameters("volumesnapshot", reference, content.name)
-        return pb.CreateSnapshotRequest(
-            source_volume_id=content.spec.source.volume_handle or "",
-            name=decide.snapshot_name(settings.snapshot_name_prefix, settings.snapshot_name_uuid_length, reference.uid),
-            parameters=parameters,
-            secrets=await self._keeper.secrets(content),
-        )
-
-    async def _check(self, content: VolumeSnapshotContent) -> None:
-        """A snapshot that was not made here: ask the driver about it, if it can be asked."""
-        handle = content.spec.source.snapshot_handle or (content.status.snapshot_handle if content.status else None)
+    async def _check(self, content: C) -> None:
+        """Ask the driver about a snapshot that was not taken for this content."""
+        handle = self._handle_of(content)
         if not handle:
             return  # a group member whose handle the snapshot controller has not written yet
-        if not self._context.driver.capabilities.controller("LIST_SNAPSHOTS"):
-            await self._record(content, pb.Snapshot(snapshot_id=handle, ready_to_use=True), now=True)
-            return
+        found = await self._writer.ask(content, self._flavour.check_failed, lambda of: self._ask(of, handle))
+        await self._writer.record(content, self._status(content, found))
+        self._confirm_ready(content, found)
 
-        async def request(of: VolumeSnapshotContent) -> pb.ListSnapshotsRequest:
-            return pb.ListSnapshotsRequest(snapshot_id=handle, secrets=await self._list_secrets(of))
+    async def _delete(self, content: C) -> None:
+        handle = self._handle_to_delete(content)
+        if handle and content.spec.deletion_policy == "Delete":
+            await self._writer.remove(content, handle, lambda of: self._call_delete(of, handle))
+        await self._writer.release(content)
 
-        async def listed(request: pb.ListSnapshotsRequest, timeout_s: float) -> pb.Snapshot:
-            found = await self._listed(request, timeout_s)
-            if found is None:
-                raise SidecarError(f"the driver does not know snapshot {handle}")
-            return found
+    def _confirm_ready(self, content: C, made: M) -> None:
+        if not made.ready_to_use:
+            raise SnapshotNotReady(f"the {self._flavour.noun} of content {content.name} is not ready yet")
 
-        found = await self._keeper.ask(content, _LATER_FAILED, request, listed)
-        await self._record(content, found)
-        if not found.ready_to_use:
-            raise SnapshotNotReady(f"snapshot {handle} is not ready yet")
+    async def _create_terms(self, content: C, prefix: str, uid_length: int) -> CreateTerms:
+        used, flavour = self._class_of(content), self._flavour
+        if used is None:
+            raise SidecarError(f"content {content.name}: its class {flavour.class_of(content)} is missing")
+        parameters, reference = decide.driver_parameters(used.parameters), flavour.reference_of(content)
+        if self._context.settings.extra_create_metadata:
+            parameters |= decide.metadata_parameters(flavour.stem, reference, content.name)
+        name = decide.snapshot_name(prefix, uid_length, reference.uid)
+        return CreateTerms(name, parameters, await self._writer.secrets(content))
 
-    async def find(self, content: VolumeSnapshotContent, handle: str) -> pb.Snapshot | None:
-        """What the driver here knows of a snapshot; None also where it cannot be asked."""
-        if not self._context.driver.capabilities.controller("LIST_SNAPSHOTS"):
-            return None
-        request = pb.ListSnapshotsRequest(snapshot_id=handle, secrets=await self._list_secrets(content))
-        return await self._listed(request, self._context.settings.timeout_for("snapshotter"))
-
-    async def _listed(self, request: pb.ListSnapshotsRequest, timeout_s: float) -> pb.Snapshot | None:
-        answer = await self._context.driver.client.ListSnapshots(request, timeout_s=timeout_s)
-        for entry in answer.entries:
-            if entry.snapshot.snapshot_id == request.snapshot_id:
-                return entry.snapshot
-        return None
-
-    async def _delete(self, content: VolumeSnapshotContent) -> None:
-        handle = content.status.snapshot_handle if content.status else None
-        if handle and content.spec.deletion_policy == "Delete" and not decide.is_group_member(content):
-
-            async def request(of: VolumeSnapshotContent) -> pb.DeleteSnapshotRequest:
-                return pb.DeleteSnapshotRequest(snapshot_id=handle, secrets=await self._keeper.secrets(of))
-
-            await self._keeper.remove(content, handle, request, self._context.driver.client.DeleteSnapshot)
-        await self._keeper.let_go(content)
-
-    async def _record(
-        self, content: VolumeSnapshotContent, made: pb.Snapshot, now: bool = False
-    ) -> VolumeSnapshotContent:
-        """Handle, time and size are written once; readiness follows the driver."""
-        known = content.status
-        status: dict[str, Any] = {"readyToUse": made.ready_to_use, "error": None}
-        if known is None or not known.snapshot_handle:
-            status["snapshotHandle"] = made.snapshot_id
-        if known is None or not known.creation_time:
-            status["creationTime"] = time.time_ns() if now else decide.nanoseconds(made)
-        if made.size_bytes > 0 and (known is None or not known.restore_size):
-            status["restoreSize"] = made.size_bytes
-        if made.group_snapshot_id and (known is None or not known.volume_group_snapshot_handle):
-            status["volumeGroupSnapshotHandle"] = made.group_snapshot_id
-        return await self._keeper.record(content, status)
-
-    async def _list_secrets(self, content: VolumeSnapshotContent) -> dict[str, str]:
-        used = self._class_of(content)
-        tokens = {"volumesnapshotcontent.name": content.name}
-        found = templates.reference_from(used.parameters, templates.SNAPSHOT_LIST, tokens, tokens) if used else None
+    async def _secrets_for_asking(self, content: C) -> dict[str, str]:
+        used, tokens = self._class_of(content), {f"{self._flavour.stem}content.name": content.name}
+        found = reference_from(used.parameters, self._flavour.secret_for_asking, tokens, tokens) if used else None
         return await read_secret(self._context.client, found)
 
-    def _class_of(self, content: VolumeSnapshotContent) -> VolumeSnapshotClass | None:
-        name = content.spec.volume_snapshot_class_name
-        return self._classes.get(name) if name else None
+    def _class_of(self, content: C) -> VolumeSnapshotClass | VolumeGroupSnapshotClass | None:
+        return self._classes.get(self._flavour.class_of(content))
+
+    @abstractmethod
+    async def _create_request(self, content: C) -> Any: ...
+
+    @abstractmethod
+    async def _call_create(self, request: Any, timeout_s: float) -> M: ...
+
+    @abstractmethod
+    async def _ask(self, content: C, handle: str) -> M:
+        """Ask the driver about a snapshot. Raises SidecarError if the driver does not know it."""
+
+    @abstractmethod
+    async def _call_delete(self, content: C, handle: str) -> None: ...
+
+    @abstractmethod
+    def _handle_of(self, content: C) -> str:
+        """Return the handle of a snapshot that was not taken for this content, empty if there is none yet."""
+
+    @abstractmethod
+    def _handle_to_delete(self, content: C) -> str:
+        """Return what the driver is to delete, empty if nothing is."""
+
+    @abstractmethod
+    def _status(self, content: C, made: M) -> dict[str, Any]:
+        """Return the status fields to write: handle, time and size once, readiness each time."""

@@ -1,7 +1,7 @@
 """What is to be done about a content or group content. Pure.
 
 Owns: when a snapshot may be deleted, created or checked; names; parameters; which updates are worth a look.
-Start reading at: `next_step`, `next_group_step`.
+Start reading at: `next_step`.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ import msgspec
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
-from moorage.kube.objects import ObjectReference, SecretReference, VolumeGroupSnapshotContent, VolumeSnapshotContent
+from moorage.kube import names
+from moorage.kube.objects import ObjectReference, SecretReference
 from moorage.kube.objects.meta import KubeObject
-from moorage.sidecars import names
+from moorage.kube.secrets import GROUP_SNAPSHOT, GROUP_SNAPSHOT_GET, SNAPSHOT, SNAPSHOT_LIST
 from moorage.sidecars.errors import BadParameters
-from moorage.sidecars.templates import GROUP_SNAPSHOT, GROUP_SNAPSHOT_GET, SNAPSHOT, SNAPSHOT_LIST
+from moorage.sidecars.snapshotter.flavour import C, ContentFlavour
 
 _KNOWN = {
     key for pair in (SNAPSHOT, SNAPSHOT_LIST, GROUP_SNAPSHOT, GROUP_SNAPSHOT_GET) for key in (pair.name, pair.namespace)
@@ -33,56 +34,22 @@ class ContentStep(Enum):
     TIDY = "tidy"  # ready, but still marked as being created
 
 
-def next_step(content: VolumeSnapshotContent) -> ContentStep:
-    """What the content's state calls for."""
-    annotations = content.annotations
-    source = content.spec.source
+def next_step(content: C, flavour: ContentFlavour[C]) -> ContentStep:
+    """Return what the content's state calls for."""
+    is_marked = flavour.being_created in content.annotations
     if content.is_deleting:
-        is_unbound = bool(source.snapshot_handle) and not content.spec.volume_snapshot_ref.uid
-        is_authorised = names.SNAPSHOT_BEING_CREATED not in annotations and names.SNAPSHOT_BEING_DELETED in annotations
-        if is_unbound or is_authorised:
+        is_unbound = flavour.is_existing(content) and not flavour.reference_of(content).uid
+        if is_unbound or (not is_marked and flavour.being_deleted in content.annotations):
             return ContentStep.DELETE
-    if not source.volume_handle and not source.snapshot_handle:
-        return ContentStep.NOTHING
-    if source.volume_handle and content.status is None and names.GROUP_HANDLE not in annotations:
-        return (
-            ContentStep.NOTHING
-            if content.is_deleting and names.SNAPSHOT_BEING_CREATED not in annotations
-            else ContentStep.CREATE
-        )
-    if content.status is not None and content.status.ready_to_use:
-        return ContentStep.TIDY if names.SNAPSHOT_BEING_CREATED in annotations else ContentStep.NOTHING
-    if content.is_deleting and names.SNAPSHOT_BEING_CREATED not in annotations:
-        return ContentStep.NOTHING
-    return ContentStep.CHECK
-
-
-def next_group_step(content: VolumeGroupSnapshotContent) -> ContentStep:
-    """The same for a group content."""
-    annotations = content.annotations
-    source = content.spec.source
-    if content.is_deleting:
-        is_unbound = source.group_snapshot_handles is not None and not content.spec.volume_group_snapshot_ref.uid
-        is_authorised = names.GROUP_BEING_CREATED not in annotations and names.GROUP_BEING_DELETED in annotations
-        if is_unbound or is_authorised:
-            return ContentStep.DELETE
-        if names.GROUP_BEING_CREATED not in annotations:
+        if not is_marked:
             return ContentStep.NOTHING
-    if source.volume_handles and (content.status is None or not content.status.volume_group_snapshot_handle):
-        return ContentStep.CREATE
     if content.status is not None and content.status.ready_to_use:
-        return ContentStep.TIDY if names.GROUP_BEING_CREATED in annotations else ContentStep.NOTHING
-    return ContentStep.CREATE if source.volume_handles else ContentStep.CHECK
-
-
-def is_group_member(content: VolumeSnapshotContent) -> bool:
-    """Members of a group are made and deleted with it, never alone."""
-    by_status = content.status is not None and bool(content.status.volume_group_snapshot_handle)
-    return by_status or names.GROUP_HANDLE in content.annotations
+        return ContentStep.TIDY if is_marked else ContentStep.NOTHING
+    return ContentStep.CREATE if flavour.is_to_be_taken(content) else ContentStep.CHECK
 
 
 def is_worth_a_look(old: KubeObject | None, new: KubeObject, being_created: str) -> bool:
-    """False when only what we write ourselves changed, or the back-off would be lost."""
+    """Whether something changed that we do not write ourselves. Our own writes must not reset the back-off."""
     if old is None or old.metadata.resource_version == new.metadata.resource_version:
         return True
     if not _is_ready(old) and _is_ready(new):

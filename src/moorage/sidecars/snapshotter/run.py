@@ -1,18 +1,22 @@
-"""Wires the snapshotter: contents and group contents to queues, queues to workers."""
+"""Wires the snapshotter: contents and group contents to controllers. Decides nothing."""
 
 import asyncio
+from typing import Any
 
+from moorage.kube import names
+from moorage.kube.api.discovery import wait_served
 from moorage.kube.cache.informer import Informer
+from moorage.kube.control.controller import Watch, run
 from moorage.kube.objects import VolumeGroupSnapshotContent, VolumeSnapshotClass, VolumeSnapshotContent
 from moorage.log import get_logger
-from moorage.sidecars import names
-from moorage.sidecars.context import RoleContext, synced, wait_served
-from moorage.sidecars.roles import Role
-from moorage.sidecars.snapshotter.adopt import UNLABELLED, Adopter, handles_of
+from moorage.sidecars.context import RoleContext
+from moorage.sidecars.snapshotter.adopt import UNLABELLED, Adopter
 from moorage.sidecars.snapshotter.contents import ContentWorker
 from moorage.sidecars.snapshotter.decide import is_worth_a_look
-from moorage.sidecars.snapshotter.groups import GroupWorker
-from moorage.sidecars.snapshotter.versions import GroupKinds, best_served
+from moorage.sidecars.snapshotter.flavour import GROUP, SINGLE, C, ContentFlavour
+from moorage.sidecars.snapshotter.group import GroupWorker
+from moorage.sidecars.snapshotter.single import SingleWorker
+from moorage.sidecars.snapshotter.versions import best_served
 
 log = get_logger(__name__)
 
@@ -25,16 +29,9 @@ class Snapshotter:
     def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._events = context.recorder(f"csi-snapshotter {context.driver.name}")
-        self._contents = context.queue("csi-snapshotter-content")
-        self._unlabelled = context.queue("csi-snapshotter-unlabelled")
-        self._groups = context.queue("csi-snapshotter-groupsnapshotcontent")
-        self._content_worker: ContentWorker | None = None
-        self._adopter: Adopter | None = None
-        self._group_worker: GroupWorker | None = None
-        self._group_kinds: GroupKinds | None = None
 
     async def run(self) -> None:
-        """Make and delete snapshots until cancelled."""
+        """Take and delete snapshots until cancelled."""
         context, can = self._context, self._context.driver.capabilities
         async with self._events, asyncio.TaskGroup() as tasks:
             if can.controller("CREATE_DELETE_SNAPSHOT") or can.controller("LIST_SNAPSHOTS"):
@@ -45,36 +42,32 @@ class Snapshotter:
     async def _run_contents(self) -> None:
         context = self._context
         await wait_served(context.client, VolumeSnapshotContent)
-        contents = self._contents_informer()
-        classes = context.informers.of(VolumeSnapshotClass)
-        await synced(contents, classes)
-        if self._content_worker is None:
-            self._content_worker = ContentWorker(context, contents, classes, self._events)
-            contents.subscribe(self._on_content)
-            classes.subscribe(self._on_class)
-        for content in contents:
-            self._contents.forget(content.name)
-            self._on_content(None, content)
-        async with asyncio.TaskGroup() as tasks:
-            if context.settings.node_deployment:
-                tasks.create_task(self._run_unlabelled(self._content_worker), name="unlabelled-contents")
-            await self._contents.run(self._content_worker.sync, context.settings.workers_for(Role.SNAPSHOTTER))
+        classes, per_node = context.caches.snapshot_classes, context.settings.node_deployment
+        labels = f"{names.SNAPSHOT_MANAGED_BY}={context.around.node_name}" if per_node else ""
+        contents = context.informers.of(VolumeSnapshotContent, labels=labels)
+        worker = SingleWorker(context, contents, classes, self._events)
 
-    async def _run_unlabelled(self, worker: ContentWorker) -> None:
-        context = self._context
-        unlabelled = context.informers.of(VolumeSnapshotContent, labels=UNLABELLED)
-        await synced(unlabelled, context.volumes)
-        if self._adopter is None:
-            self._adopter = Adopter(context, unlabelled, worker)
-            unlabelled.subscribe(self._on_unlabelled)
-        for content in unlabelled:
-            self._on_unlabelled(None, content)
-        await self._unlabelled.run(self._adopter.sync)
+        def on_class(old: VolumeSnapshotClass | None, new: VolumeSnapshotClass | None) -> None:
+            """Enqueue the contents that have waited for a new class."""
+            if new is None or old is not None or new.driver != context.driver.name:
+                return
+            for content in contents:
+                if content.spec.volume_snapshot_class_name == new.name and content.status is None:
+                    worker.controller.queue.add(content.name)
 
-    def _contents_informer(self) -> Informer[VolumeSnapshotContent]:
-        settings, around = self._context.settings, self._context.around
-        labels = f"{names.SNAPSHOT_MANAGED_BY}={around.node_name}" if settings.node_deployment else ""
-        return self._context.informers.of(VolumeSnapshotContent, labels=labels)
+        controllers = [worker.controller]
+        watches = [
+            self._watch(worker, contents, SINGLE),
+            Watch(classes, on_class, replay=False),
+        ]
+        reads = []
+        if per_node:
+            unlabelled = context.informers.of(VolumeSnapshotContent, labels=UNLABELLED)
+            adopter = context.controller("csi-snapshotter-unlabelled", Adopter(context, unlabelled, worker).sync)
+            controllers.append(adopter)
+            watches.append(adopter.watch(unlabelled, lambda _, new: [new.name] if new and self._is_ours(new) else []))
+            reads.append(context.caches.volumes)
+        await run(controllers, watches, reads=reads)
 
     async def _run_groups(self) -> None:
         context = self._context
@@ -82,59 +75,36 @@ class Snapshotter:
             log.info("the cluster lacks the group snapshot kinds; groups are off until it has them")
             await asyncio.sleep(_LOOK_FOR_GROUPS_S)
         log.info("group snapshots are on", version=kinds.content.resource.version)
-        contents = context.informers.of(kinds.content)
-        classes = context.informers.of(kinds.group_class)
-        await synced(contents, classes)
-        if context.settings.node_deployment:
-            context.volumes.index("handle", handles_of)
-            await synced(context.volumes)
-        if self._group_worker is None or self._group_kinds != kinds:
-            self._group_kinds = kinds
-            self._group_worker = GroupWorker(context, contents, classes, self._events)
-            contents.subscribe(self._on_group)
-        for content in contents:
-            self._groups.forget(content.name)
-            self._on_group(None, content)
-        await self._groups.run(self._group_worker.sync, context.settings.workers_for(Role.SNAPSHOTTER))
+        contents, classes = context.informers.of(kinds.content), context.informers.of(kinds.group_class)
+        worker = GroupWorker(context, contents, classes, self._events)
+        reads: list[Informer[Any]] = [classes, *([context.caches.volumes] if context.settings.node_deployment else [])]
+        await run([worker.controller], [self._watch(worker, contents, GROUP)], reads=reads)
 
-    def _on_content(self, old: VolumeSnapshotContent | None, new: VolumeSnapshotContent | None) -> None:
-        if new is None or new.spec.driver != self._context.driver.name:
-            return
-        if is_worth_a_look(old, new, names.SNAPSHOT_BEING_CREATED):
-            self._contents.add(new.name)
+    def _watch(self, worker: ContentWorker[C, Any], contents: Informer[C], flavour: ContentFlavour[C]) -> Watch[Any]:
+        def keys(old: C | None, new: C | None) -> list[str]:
+            is_ours = new is not None and self._is_ours(new)
+            return [new.name] if new and is_ours and is_worth_a_look(old, new, flavour.being_created) else []
 
-    def _on_unlabelled(self, _: VolumeSnapshotContent | None, new: VolumeSnapshotContent | None) -> None:
-        if new is not None and new.spec.driver == self._context.driver.name:
-            self._unlabelled.add(new.name)
+        return worker.controller.watch(contents, keys)
 
-    def _on_class(self, old: VolumeSnapshotClass | None, new: VolumeSnapshotClass | None) -> None:
-        """Contents may have waited for their class."""
-        if new is None or old is not None or new.driver != self._context.driver.name:
-            return
-        for content in self._contents_informer():
-            if content.spec.volume_snapshot_class_name == new.name and content.status is None:
-                self._contents.add(content.name)
+    def _is_ours(self, content: VolumeSnapshotContent | VolumeGroupSnapshotContent) -> bool:
+        """Whether the content is of our driver. With one process per node, a group content must also be of our node.
 
-    def _on_group(self, old: VolumeGroupSnapshotContent | None, new: VolumeGroupSnapshotContent | None) -> None:
-        if new is None or new.spec.driver != self._context.driver.name or not self._is_local(new):
-            return
-        if is_worth_a_look(old, new, names.GROUP_BEING_CREATED):
-            self._groups.add(new.name)
-
-    def _is_local(self, content: VolumeGroupSnapshotContent) -> bool:
-        """With one process per node: labelled for this node, or its first volume is here.
-
-        One whose volumes are all gone before anything was made has nothing behind it: any node may let it go.
+        It is if it is labelled for the node, or if its first volume is here. Any node may release one that is being
+        deleted, was never taken and has no volume left.
         """
         context = self._context
-        if not context.settings.node_deployment:
-            return True
+        if content.spec.driver != context.driver.name:
+            return False
+        if not context.settings.node_deployment or isinstance(content, VolumeSnapshotContent):
+            return True  # single contents are selected by their label
         managed_by = content.labels.get(names.SNAPSHOT_MANAGED_BY)
         if managed_by is not None:
             return managed_by == context.around.node_name
         handles = content.spec.source.volume_handles or []
-        volumes = [volume for handle in handles for volume in context.volumes.at("handle", handle)]
-        if not volumes:
+        volumes = (context.caches.volume_with_handle(context.driver.name, handle) for handle in handles)
+        first = next((volume for volume in volumes if volume is not None), None)
+        if first is None:
             was_made = content.status is not None and content.status.volume_group_snapshot_handle
             return content.is_deleting and bool(handles) and not was_made
-        return context.is_local(volumes[0])
+        return context.is_local(first)

@@ -15,10 +15,10 @@ import msgspec
 
 from moorage.csi import csi_pb2 as pb
 from moorage.kube.api.client import Client
+from moorage.kube.api.discovery import is_served
 from moorage.kube.objects import VolumeGroupSnapshotClass, VolumeGroupSnapshotContent
 from moorage.kube.objects.meta import Resource
 from moorage.kube.objects.snapshots import GroupContentStatus, VolumeSnapshotInfo
-from moorage.sidecars.context import is_served
 from moorage.sidecars.snapshotter import decide
 
 
