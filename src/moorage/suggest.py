@@ -36,8 +36,12 @@ def in_namespace(name: str) -> list[str]:
 
 
 def pods_like(word: str) -> Command:
-    """Return a command that lists the pods whose names hold a given word."""
-    return Command(f"kubectl get pods -A | grep -i {word}")
+    """Return a command that lists the pods that hold a given word in their names or those of their containers.
+
+    It prints the head of the table and succeeds also if there is no such pod.
+    """
+    columns = "NAMESPACE:.metadata.namespace,POD:.metadata.name,PHASE:.status.phase,CONTAINERS:.spec.containers[*].name"
+    return Command(f"kubectl get pods -A -o 'custom-columns={columns}' | grep -i -e ^NAMESPACE -e {word}")
 
 
 def saved(shown: Command, file: str) -> Command:

@@ -8,6 +8,7 @@ Start reading at: `read_around`, `Surroundings.claim`.
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from moorage.insight.causes.model import code_in
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of, nodes_that_fit
 from moorage.insight.reader import Reader
@@ -16,6 +17,7 @@ from moorage.kube.names import NO_PROVISIONER
 from moorage.kube.objects import (
     CSIDriver,
     CSINode,
+    CSIStorageCapacity,
     KubeObject,
     Node,
     PersistentVolume,
@@ -161,7 +163,12 @@ class Surroundings:
         if storage_class is None or (claim.status.phase == "Bound" and not _asks_for_more(claim)):
             return
         driver = storage_class.provisioner
-        await asyncio.gather(self._read.leases(driver), self._read.secrets(storage_class), self._installed(driver))
+        work = [self._read.leases(driver), self._read.secrets(storage_class), self._installed(driver)]
+        if storage_class.allowed_topologies:
+            work.append(self._read.all(Node))
+        if any(code_in(event.message) == "RESOURCE_EXHAUSTED" for event in self._view.events_of(claim)):
+            work.append(self._read.all(CSIStorageCapacity))
+        await asyncio.gather(*work)
 
     async def _installed(self, driver: str) -> None:
         if driver not in self._view.drivers:
@@ -228,7 +235,10 @@ class Surroundings:
         self._of_pods.update(claims)
         node: list[Awaitable[None]] = [self._read.one(CSINode, pod.spec.node_name)] if pod.spec.node_name else []
         waits = pod.status.phase in ("", "Pending")
-        capacity: list[Awaitable[None]] = [self._read.all(CSINode)] if waits and not pod.spec.node_name else []
+        has_no_node = waits and not pod.spec.node_name
+        capacity: list[Awaitable[None]] = [self._read.all(CSINode)] if has_no_node else []
+        if has_no_node and any("enough free storage" in condition.message for condition in pod.status.conditions):
+            capacity.append(self._read.all(CSIStorageCapacity))
         await asyncio.gather(*node, *capacity, *(self.claim(each) for each in claims))
         if waits:
             await self._rivals(pod, claims)

@@ -103,6 +103,17 @@ def selected_node_of(claim: PersistentVolumeClaim) -> str:
     return claim.annotations.get(SELECTED_NODE) or claim.annotations.get(ALPHA_SELECTED_NODE, "")
 
 
+def admits(storage_class: StorageClass, node_labels: Mapping[str, str]) -> bool:
+    """Whether the class's allowedTopologies admit a node: any term, all of its expressions. Empty terms admit none."""
+    if not storage_class.allowed_topologies:
+        return True
+    return any(
+        term.match_label_expressions
+        and all(node_labels.get(wanted.key) in wanted.values for wanted in term.match_label_expressions)
+        for term in storage_class.allowed_topologies
+    )
+
+
 def storage_bytes(quantities: Mapping[str, str | int | float]) -> int:
     """Return the storage in a resource list. Returns 0 if it is absent or unreadable."""
     try:

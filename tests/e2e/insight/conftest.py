@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from tests.support.steps import Shell, check_marks, is_command, is_look
 
 from moorage.cli.main import main
 from moorage.controllers import run as controllers
@@ -29,6 +30,7 @@ from moorage.kube.errors import NotFound
 from moorage.kube.objects import (
     CSIDriver,
     CSINode,
+    CSIStorageCapacity,
     Lease,
     Node,
     PersistentVolume,
@@ -57,16 +59,86 @@ class Lab:
     driver: ScriptedDriver | None
     server: Any
     kubeconfig: Path
+    shell: Shell
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_cause(
-        self, reference: str, cause: str, *words: str, step: str = "", last: str = "", evidence: str = ""
+        self,
+        reference: str,
+        cause: str,
+        *words: str,
+        step: str = "",
+        last: str = "",
+        evidence: str = "",
+        shows: str | None = None,
+        ends: Callable[[], object] | None = None,
+        leaves: bool = False,
+        then: Callable[[], Awaitable[object]] | None = None,
+        in_words: Mapping[str, Callable[[], object]] | None = None,
     ) -> Story:
         """Wait until the chain of an explanation holds a cause; its sentence must hold the words.
 
         The command line must say the same: it runs with the cluster's kubeconfig, as a person would type it.
         `last` is the cause at the chain's end when that is another one; `step` and `evidence` are parts of theirs.
+
+        Then the steps are taken literally. `shows`: the first one is a look whose output holds these words. `ends`: it
+        waits until this has been called. `leaves`: all are taken, and the cause is gone while the data is still there;
+        `then` does at last what a step or the remedy says in words, `in_words` in between, by the step's beginning.
         """
+        story = await self._told(reference, cause, words, step, last, evidence)
+        check_marks(story)
+        if shows is not None:
+            assert is_look(story.next_step), story.next_step
+            assert shows in await self.shell.run(story.next_step)
+        if ends is not None:
+            await self._take_waiting(story, ends)
+        if leaves or then is not None or in_words is not None:
+            await self._take_all(story, reference, cause, then, in_words or {})
+        return story
+
+    async def _take_waiting(self, story: Story, ends: Callable[[], object]) -> None:
+        assert story.next_step.startswith("moorage explain "), story.next_step
+        process = await self.shell.start(story.next_step)
+        async with asyncio.timeout(PATIENCE_S):
+            first = await process.stdout.readline()
+            ends()
+            rest, _ = await process.communicate()
+        assert process.returncode == 0, rest
+        assert b"nothing is wrong" in first + rest
+
+    async def _take_all(self, story: Story, reference: str, cause: str, then: Any, in_words: Any) -> None:
+        before = await self._data("Bound", "Released")
+        for each in (story.next_step, *(later.command for later in story.then)):
+            done = next((work for beginning, work in in_words.items() if each.startswith(beginning)), None)
+            if done is not None:
+                done()
+            elif is_command(each):
+                await self.shell.run(each)
+            else:
+                assert then is not None, each
+        if then is not None:
+            await then()
+        async with asyncio.timeout(PATIENCE_S):
+            while await self._holds(reference, cause):
+                await asyncio.sleep(0.03)
+        assert before <= await self._data()
+
+    async def _holds(self, reference: str, cause: str) -> bool:
+        try:
+            told = await explain(self.client, reference, "default")
+        except NoSuchObject:
+            return False
+        return any(link.cause == cause for link in told.chain)
+
+    async def _data(self, *phases: str) -> set[str]:
+        """The volumes that the driver has, and the objects (in these phases) that lead to them."""
+        volumes = (await self.client.list(PersistentVolume)).items
+        kept = {one.name for one in volumes if not phases or one.status.phase in phases}
+        return kept | (set(self.driver.backend.volumes) if self.driver is not None else set())
+
+    async def _told(
+        self, reference: str, cause: str, words: tuple[str, ...], step: str, last: str, evidence: str
+    ) -> Story:
         story: Story | None = None
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -137,11 +209,11 @@ class Lab:
         self.tasks.append(task)
         return task
 
-    def refuse(self, method: str, code: str) -> None:
-        """The driver answers every call of a method with a code, from now on."""
+    def refuse(self, method: str, code: str, concerns: Callable[[Any], bool] = lambda request: True) -> None:
+        """The driver answers calls of a method with a code, from now on: all, or those with certain requests."""
         before = self.driver.chooser
         self.driver.chooser = lambda name, request: (
-            Fault(code) if name == method else before(name, request) if before else None
+            Fault(code) if name == method and concerns(request) else before(name, request) if before else None
         )
 
     async def storage_class(self, name: str = "fast", late: bool = False, default: bool = False, **more: Any) -> None:
@@ -223,6 +295,11 @@ class Lab:
         spec = {"source": source, **({"volumeSnapshotClassName": cls} if cls else {})}
         await self.client.create(VolumeSnapshot, {"metadata": {"name": name}, "spec": spec}, "default")
 
+    async def room(self, storage_class: str, node: str, capacity: str) -> None:
+        topology = {"matchLabels": {"kubernetes.io/hostname": node}}
+        body = {"metadata": {"name": node}, "storageClassName": storage_class, "capacity": capacity}
+        await self.client.create(CSIStorageCapacity, body | {"nodeTopology": topology}, "default")
+
     async def attributes_class(self, name: str, driver: str = DRIVER, **parameters: str) -> None:
         body = {"metadata": {"name": name}, "driverName": driver, "parameters": parameters or {"iops": "5"}}
         await self.client.create(VolumeAttributesClass, body)
@@ -230,6 +307,18 @@ class Lab:
     async def lease(self, name: str, renewed: str = "2020-01-01T00:00:00.000000Z") -> None:
         spec = {"holderIdentity": "host-0", "leaseDurationSeconds": 15, "renewTime": renewed}
         await self.client.create(Lease, {"metadata": {"name": name}, "spec": spec}, "default")
+
+    async def patch_policy(self, policy: str) -> None:
+        """Give every volume a reclaim policy."""
+        for volume in (await self.client.list(PersistentVolume)).items:
+            body = {"spec": {"persistentVolumeReclaimPolicy": policy}}
+            await self.client.patch(PersistentVolume, volume.name, body)
+
+    async def check_data(self) -> None:
+        """The volumes of deleted claims are Released, and the driver still has them."""
+        for volume in (await self.client.list(PersistentVolume)).items:
+            await self.until(PersistentVolume, volume.name, lambda one: one.status.phase == "Released")
+            assert volume.spec.csi.volume_handle in self.driver.backend.volumes
 
     async def resize(self, name: str, size: str) -> None:
         patch = {"spec": {"resources": {"requests": {"storage": size}}}}
@@ -264,7 +353,7 @@ async def laboratory(folder: Path) -> AsyncIterator[Lab]:
         Client(from_values(server.insecure_url, server.token), identity="test") as client,
         ScriptedDriver(f"unix://{folder}/csi.sock", DRIVER, Abilities()) as driver,
     ):
-        lab = Lab(client, driver, server, server.kubeconfig)
+        lab = Lab(client, driver, server, server.kubeconfig, Shell(server.kubeconfig, folder))
         try:
             yield lab
         finally:
@@ -301,10 +390,10 @@ def up():
 
 
 @pytest.fixture
-async def stack(up):
+async def stack(up, tmp_path):
     """The whole stack with real mounts, as a cluster to ask about."""
     async with Client(from_kubeconfig(up / "kubeconfig"), identity="test") as client:
-        made = Lab(client, None, None, up / "kubeconfig")
+        made = Lab(client, None, None, up / "kubeconfig", Shell(up / "kubeconfig", tmp_path))
         yield made
         async with asyncio.timeout(PATIENCE_S):
             while await _remains(client):

@@ -34,21 +34,28 @@ async def remove_pod(stack, name):
 async def test_a_secret_or_config_map_of_the_pod_is_missing(stack):
     await stack.pod("a", volumes=[{"name": "x", "secret": {"secretName": "gone"}}])
     await stack.check_cause(
-        "pod/a", "pod-secret-missing", "a secret that it needs does not exist", step="kubectl get secrets -A"
+        *("pod/a", "pod-secret-missing", "a secret that it needs does not exist"),
+        step="kubectl get secrets -A",
+        shows="",
     )
     await stack.pod("b", volumes=[{"name": "x", "configMap": {"name": "gone"}}])
-    await stack.check_cause("pod/b", "pod-configmap-missing", "a config map that it needs", step="get configmaps")
+    words, step = "a config map that it needs", "get configmaps"
+    await stack.check_cause("pod/b", "pod-configmap-missing", words, step=step, shows="kube-root-ca.crt")
 
 
 async def test_a_container_has_no_image_cannot_be_made_or_fails(stack):
     await stack.pod("a", **container(image="nginx:1"))
-    await stack.check_cause("pod/a", "pod-image", "container main has no image", step="describe pod a")
+    words, step = "container main has no image", "describe pod a"
+    await stack.check_cause("pod/a", "pod-image", words, step=step, shows="nginx:1")
     key = {"secretKeyRef": {"name": "gone", "key": "k"}}
     await stack.pod("b", **container(env=[{"name": "K", "valueFrom": key}]))
-    await stack.check_cause("pod/b", "pod-container-config", "container main cannot be made", step="describe pod b")
-    await stack.pod("c", **container(command=["false"]))
+    words, step = "container main cannot be made", "describe pod b"
+    await stack.check_cause("pod/b", "pod-container-config", words, step=step, shows="gone")
+    await stack.pod("c", **container(command=["sh", "-c", "echo cannot go on; exit 1"]))
     await stack.check_cause(
-        "pod/c", "pod-crashing", "container main ends with code 1", step="logs c -c main --previous"
+        *("pod/c", "pod-crashing", "container main ends with code 1"),
+        step="logs c -c main --previous",
+        shows="cannot go on",
     )
 
 
@@ -58,7 +65,8 @@ async def test_the_kernel_refuses_the_mount_options(stack):
         await stack.client.create(StorageClass, body)
     await stack.claim("data", "odd", size="64Mi")
     await stack.pod("web", "data")
-    await stack.check_cause("pod/web", "pod-mount-option-refused", "with nonsense=1 is refused", step="mountOptions")
+    words, step = "with nonsense=1 is refused", "mountOptions"
+    await stack.check_cause("pod/web", "pod-mount-option-refused", words, step=step, shows="nonsense=1")
 
 
 async def test_the_volume_is_unknown_to_the_driver(stack):
@@ -69,7 +77,8 @@ async def test_the_volume_is_unknown_to_the_driver(stack):
     await stack.volume("ghost", csi=source, claimRef=reference, nodeAffinity=where)
     await stack.claim("data", "")
     await stack.pod("web", "data")
-    await stack.check_cause("pod/web", "pod-mount-fails", "nobody-knows-it", step="describe pod web")
+    words, step = "nobody-knows-it", "describe pod web"
+    await stack.check_cause("pod/web", "pod-mount-fails", words, step=step, shows=words)
 
 
 async def test_the_filesystem_is_damaged_or_gone(stack, up):
@@ -83,10 +92,13 @@ async def test_the_filesystem_is_damaged_or_gone(stack, up):
         spoil(image)
     await stack.pod("damaged-2", "damaged")
     await stack.check_cause(
-        "pod/damaged-2", "pod-filesystem-damaged", "filesystem needs repair", step="describe pod damaged-2"
+        *("pod/damaged-2", "pod-filesystem-damaged", "filesystem needs repair"),
+        step="describe pod damaged-2",
+        shows="FailedMount",
     )
     await stack.pod("blank-2", "blank")
-    await stack.check_cause("pod/blank-2", "pod-format-failed", "could not be formatted", step="describe pod blank-2")
+    words, step = "could not be formatted", "describe pod blank-2"
+    await stack.check_cause("pod/blank-2", "pod-format-failed", words, step=step, shows="FailedMount")
 
 
 async def test_the_volume_holds_another_filesystem(stack, up):
@@ -98,7 +110,9 @@ async def test_the_volume_holds_another_filesystem(stack, up):
     subprocess.run(["mkfs.xfs", "-q", "-f", await image_of(stack, up, "data")], check=True)
     await stack.pod("second", "data")
     await stack.check_cause(
-        "pod/second", "pod-filesystem-differs", "holds xfs and not ext4", step="describe pod second"
+        *("pod/second", "pod-filesystem-differs", "holds xfs and not ext4"),
+        step="describe pod second",
+        shows="holds xfs and not ext4",
     )
 
 
@@ -115,6 +129,7 @@ async def test_an_fs_group_is_ignored_and_the_container_fails(stack):
             "fsGroup 2000 is not applied to volume pvc-",
             f"fsGroupPolicy of {DRIVER} is None",
             step="kubectl get csidrivers",
+            shows="None",
         )
     finally:
         await replace_driver(stack, kept)

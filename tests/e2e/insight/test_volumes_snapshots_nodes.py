@@ -1,5 +1,7 @@
 """Why a volume, a snapshot or a node is where it is, made for real."""
 
+import functools
+
 import pytest
 
 from moorage.kube.objects import (
@@ -39,7 +41,7 @@ async def test_the_driver_fails_to_delete_and_then_nobody_does(bound_lab):
     lab = bound_lab
     lab.refuse("DeleteVolume", "INTERNAL")
     await lab.client.delete(PersistentVolumeClaim, "data", "default")
-    await lab.check_cause(f"pv/{lab.pv}", "volume-delete-fails", "as the script says", step=f"describe pv {lab.pv}")
+    await lab.check_cause(f"pv/{lab.pv}", "volume-delete-fails", "as the script says", shows="as the script says")
 
 
 async def test_nobody_deletes_a_released_volume(bound_lab):
@@ -48,12 +50,12 @@ async def test_nobody_deletes_a_released_volume(bound_lab):
     lab.provisioner.cancel()
     await lab.client.delete(PersistentVolumeClaim, "data", "default")
     words = f"to be deleted by the provisioner of {lab.driver.name}, which has not done so"
-    await lab.check_cause(f"pv/{lab.pv}", "volume-released-undeleted", words, step="provisioner")
+    await lab.check_cause(f"pv/{lab.pv}", "volume-released-undeleted", words, step="provisioner", shows="NAMESPACE")
     await lab.lease("test-csi-moorage-dev")
     await lab.check_cause(f"pv/{lab.pv}", "volume-released-undeleted", "its lease has run out")
     await lab.client.delete(PersistentVolume, lab.pv)
     words = "finalizer external-provisioner.volume.kubernetes.io/finalizer holds it"
-    await lab.check_cause(f"pv/{lab.pv}", "volume-deleting-finalizer", words, step=f"kubectl get pv {lab.pv}")
+    await lab.check_cause(f"pv/{lab.pv}", "volume-deleting-finalizer", words, shows="deletionTimestamp")
 
 
 async def test_a_released_volume_waits_for_a_person_or_cannot_be_recycled(lab):
@@ -62,10 +64,14 @@ async def test_a_released_volume_waits_for_a_person_or_cannot_be_recycled(lab):
     await lab.volume("kept", claimRef=gone)
     step = "kubectl patch pv kept --type merge"
     await lab.check_cause(
-        "pv/kept", "volume-released-retained", "claim default/gone is gone and its policy is Retain", step=step
+        *("pv/kept", "volume-released-retained", "claim default/gone is gone and its policy is Retain"),
+        step=step,
+        then=functools.partial(lab.claim, "gone", "", volumeName="kept"),
     )
+    await lab.check_well("pv/kept")
     await lab.volume("old", claimRef=gone, persistentVolumeReclaimPolicy="Recycle")
-    await lab.check_cause("pv/old", "volume-failed", "No recycler plugin found", step="kubectl describe pv old")
+    words = "No recycler plugin found"
+    await lab.check_cause("pv/old", "volume-failed", words, step="kubectl describe pv old", shows=words)
 
 
 async def test_a_deleted_volume_is_still_attached(lab):
@@ -86,24 +92,29 @@ async def test_a_deleted_volume_is_still_attached(lab):
 async def test_the_class_or_source_of_a_snapshot_is_wrong(bound_lab):
     lab = bound_lab
     await lab.snapshot("a", cls="nowhere")
-    await lab.check_cause("snapshot/a", "snapshot-class-missing", "'nowhere'", step="kubectl get volumesnapshotclass")
+    await lab.snapshot_class("foreign", driver="other.example.com")
+    step = "kubectl get volumesnapshotclass"
+    await lab.check_cause("snapshot/a", "snapshot-class-missing", "'nowhere'", step=step, shows="foreign")
     await lab.snapshot("b", cls=None)
     await lab.check_cause(
-        "snapshot/b", "snapshot-class-none", "no snapshot class is the default", step="volumesnapshotclass"
+        *("snapshot/b", "snapshot-class-none", "no snapshot class is the default"), step=step, shows="other.example.com"
     )
     await lab.snapshot_class()
     await lab.snapshot("c", claim="nowhere")
     await lab.check_cause(
-        "snapshot/c", "snapshot-claim-missing", "claim nowhere does not exist", step="kubectl -n default get pvc"
+        *("snapshot/c", "snapshot-claim-missing", "claim nowhere does not exist"),
+        step="kubectl -n default get pvc",
+        shows="data",
     )
     await lab.claim("waits", "missing")
     await lab.snapshot("d", claim="waits")
     await lab.check_cause("snapshot/d", "snapshot-claim-not-bound", "claim waits", last="claim-class-missing")
-    await lab.snapshot_class("foreign", driver="other.example.com")
     await lab.snapshot("e", cls="foreign")
-    await lab.check_cause("snapshot/e", "snapshot-driver-differs", "of driver other.example.com, its claim of")
+    words = "of driver other.example.com, its claim of"
+    await lab.check_cause("snapshot/e", "snapshot-driver-differs", words, shows="snaps")
     await lab.snapshot("f", content="nowhere", cls=None)
-    await lab.check_cause("snapshot/f", "snapshot-content-missing", "content nowhere", step="volumesnapshotcontents")
+    step = "volumesnapshotcontents"
+    await lab.check_cause("snapshot/f", "snapshot-content-missing", "content nowhere", step=step, shows="foreign")
 
 
 async def test_a_snapshot_waits_fails_is_taken_and_lost(bound_lab):
@@ -111,20 +122,24 @@ async def test_a_snapshot_waits_fails_is_taken_and_lost(bound_lab):
     await lab.snapshot_class()
     await lab.snapshot("snap")
     await lab.check_cause(
-        "snapshot/snap", "snapshot-snapshotter-not-running", f"snapshotter of {lab.driver.name}", step="snapshotter"
+        *("snapshot/snap", "snapshot-snapshotter-not-running", f"snapshotter of {lab.driver.name}"),
+        step="snapshotter",
+        shows="NAMESPACE",
     )
     lab.refuse("CreateSnapshot", "INTERNAL")
     lab.sidecars("snapshotter")
-    await lab.check_cause("snapshot/snap", "snapshot-fails", "as the script says", step="describe volumesnapshot snap")
+    words = "as the script says"
+    await lab.check_cause("snapshot/snap", "snapshot-fails", words, step="describe volumesnapshot snap", shows=words)
     lab.driver.ready_after = 1_000_000
     lab.driver.chooser = None
-    await lab.check_cause("snapshot/snap", "snapshot-not-ready", "still making it")
-    lab.driver.ready_after = 0
-    await lab.check_well("snapshot/snap")
+    ends = functools.partial(setattr, lab.driver, "ready_after", 0)
+    await lab.check_cause("snapshot/snap", "snapshot-not-ready", "still making it", ends=ends)
     lab.refuse("DeleteSnapshot", "INTERNAL")
     await lab.client.delete(VolumeSnapshot, "snap", "default")
     await lab.check_cause(
-        "snapshot/snap", "snapshot-deleting", "could not be deleted", "as the script says", step="describe"
+        *("snapshot/snap", "snapshot-deleting", "could not be deleted", "as the script says"),
+        step="describe",
+        shows="Finalizers",
     )
 
 
@@ -138,7 +153,8 @@ async def test_the_content_of_a_snapshot_is_lost(bound_lab):
     await lab.stop()  # the controller would soon make another
     await lab.client.delete(VolumeSnapshotContent, content.name)
     await lab.client.patch(VolumeSnapshotContent, content.name, {"metadata": {"finalizers": None}})
-    await lab.check_cause("snapshot/snap", "snapshot-content-lost", f"content {content.name} does not exist any more")
+    words = f"content {content.name} does not exist any more"
+    await lab.check_cause("snapshot/snap", "snapshot-content-lost", words, shows="No resources found")
 
 
 async def test_nobody_handles_snapshots(lab):
@@ -149,7 +165,9 @@ async def test_nobody_handles_snapshots(lab):
     await lab.snapshot_class()
     await lab.snapshot("snap")
     await lab.check_cause(
-        "snapshot/snap", "snapshot-controller-not-running", "is it running?", step="snapshot-controller"
+        *("snapshot/snap", "snapshot-controller-not-running", "is it running?"),
+        step="snapshot-controller",
+        shows="NAMESPACE",
     )
 
 
@@ -159,15 +177,20 @@ async def test_nodes(lab):
     spec = {"attacher": lab.driver.name, "nodeName": "node-1", "source": {"persistentVolumeName": "pv-1"}}
     await lab.client.create(VolumeAttachment, {"metadata": {"name": "va"}, "spec": spec})
     await lab.check_cause(
-        "node/node-1", "node-attach-limit", "takes 1 volumes on it, and 1 are attached", step="csinode node-1"
+        *("node/node-1", "node-attach-limit", "takes 1 volumes on it, and 1 are attached"),
+        step="csinode node-1",
+        shows="count: 1",
     )
     await lab.client.patch(CSINode, "node-1", {"spec": {"drivers": []}})
-    await lab.check_cause("node/node-1", "node-without-drivers", "no CSI driver", step="kubectl get csinode node-1")
+    step = "kubectl get csinodes"
+    await lab.check_cause("node/node-1", "node-without-drivers", "no CSI driver", step=step, shows="node-1")
     await lab.client.patch(Node, "node-1", {"spec": {"unschedulable": True}})
-    await lab.check_cause("node/node-1", "node-cordoned", "takes no new pods", step="kubectl uncordon node-1")
+    words, step = "takes no new pods", "kubectl uncordon node-1"
+    await lab.check_cause("node/node-1", "node-cordoned", words, step=step, leaves=True)
     await lab.set_ready("node-1", False)
-    await lab.check_cause("node/node-1", "node-not-ready", "NodeStatusUnknown", step="kubectl describe node node-1")
+    words, step = "NodeStatusUnknown", "kubectl describe node node-1"
+    await lab.check_cause("node/node-1", "node-not-ready", words, step=step, shows=words)
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
     await lab.client.patch(Node, "node-1", {"spec": {"taints": [taint]}})
     step = "kubectl taint node node-1 node.kubernetes.io/out-of-service-"
-    await lab.check_cause("node/node-1", "node-out-of-service", "taken away at once", step=step)
+    await lab.check_cause("node/node-1", "node-out-of-service", "taken away at once", step=step, leaves=True)

@@ -17,6 +17,7 @@ from moorage.kube.objects.storage import CSIStorageCapacity, StorageClass
 from moorage.kube.quantity import BadQuantity, bytes_of
 from moorage.kube.selectors import BadSelector, LabelMatch, node_matches
 from moorage.kube.volumes import (
+    admits,
     capacity_bytes,
     claim_class,
     ephemeral_claim_name,
@@ -183,7 +184,7 @@ def _find(claims: PodClaims, node: Node, caches: Caches, world: SchedulerState, 
             search.static.append((claim, volume))
             continue
         found = caches.classes.get(claim_class(claim))
-        if found is None or found.provisioner in ("", NO_PROVISIONER) or not _is_allowed(found, node):
+        if found is None or found.provisioner in ("", NO_PROVISIONER) or not admits(found, node.labels):
             return [NOTHING_TO_BIND]
         search.provision.append((claim, found))
     return []
@@ -249,17 +250,6 @@ def _free_volume(
         if is_meant_for(volume, claim):
             return None
     return None
-
-
-def _is_allowed(found: StorageClass, node: Node) -> bool:
-    """The class's allowedTopologies: any term, all of its expressions; a term without expressions admits nothing."""
-    if not found.allowed_topologies:
-        return True
-    return any(
-        term.match_label_expressions
-        and all(node.labels.get(wanted.key) in wanted.values for wanted in term.match_label_expressions)
-        for term in found.allowed_topologies
-    )
 
 
 def _capacity(

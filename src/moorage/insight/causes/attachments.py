@@ -37,7 +37,7 @@ def volume_gone(view: ClusterView, attachment: VolumeAttachment) -> Finding | No
     name = attachment.spec.source.persistent_volume_name
     if name is None or name in view.volumes:
         return None
-    return Finding(f"its volume {name} does not exist", kubectl("get", "pv", name))
+    return Finding(f"its volume {name} does not exist", kubectl("get", "pv"))
 
 
 @cause(

@@ -49,7 +49,7 @@ def volume_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding |
         return None
     return Finding(
         f"it asks for volume {name} by name, and there is no such volume",
-        kubectl("get", "pv", name),
+        kubectl("get", "pv"),
     )
 
 
@@ -146,8 +146,13 @@ def class_none(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | Non
     free = [v for v in view.volumes.values() if v.spec.claim_ref is None]
     if any(not mismatches(claim, volume) for volume in free):
         return None
-    step = kubectl("annotate", "storageclass", "NAME", "storageclass.kubernetes.io/is-default-class=true")
-    return Finding("it names no storage class and no class is the default", step, _closest(claim, free))
+    sentence = "it names no storage class and no class is the default"
+    usable = sorted(name for name, one in view.classes.items() if one.provisioner != NO_PROVISIONER)
+    if not usable:
+        return Finding(sentence, kubectl("get", "storageclass"), _closest(claim, free))
+    mark = kubectl("annotate", "storageclass", usable[0], flags=("storageclass.kubernetes.io/is-default-class=true",))
+    purpose = f"make class {usable[0]} the default" + (f" (others: {', '.join(usable[1:4])})" if usable[1:] else "")
+    return Finding(sentence, mark, _closest(claim, free), purpose=purpose)
 
 
 @cause(

@@ -1,5 +1,7 @@
 """Why a claim that was bound is not well: lost, held while being deleted, growing, or being modified."""
 
+import json
+
 from moorage.insight.causes.advice import Advice, keep_data, stop
 from moorage.insight.causes.model import Finding, cause, code_in, names, said
 from moorage.insight.cluster_view import ClusterView
@@ -52,7 +54,7 @@ def deleting_unreleased(view: ClusterView, claim: PersistentVolumeClaim) -> Find
     running."""
     if not claim.is_deleting or claim.finalizers != [CLAIM_PROTECTION]:
         return None
-    look = kubectl("get", "pods", namespace="kube-system")
+    look = kubectl("get", "leases,pods", namespace="kube-system")
     first, purpose, then = _keeping(view, claim, look, "see whether the controller runs; it ends the deletion")
     return Finding(
         "it is being deleted, no pod uses it, and the protection controller has not released it",
@@ -163,11 +165,14 @@ def resize_infeasible(view: ClusterView, claim: PersistentVolumeClaim) -> Findin
     state = claim.status.allocated_resource_statuses.get("storage", "")
     if state not in ("ControllerResizeInfeasible", "NodeResizeInfeasible"):
         return None
-    smaller = '{"spec":{"resources":{"requests":{"storage":"SMALLER"}}}}'
+    have, want = storage_bytes(claim.status.capacity), requested_bytes(claim)
+    half = bytes_text(have + max(1, (want - have) // 2))
+    smaller = json.dumps({"spec": {"resources": {"requests": {"storage": half}}}})
     return Finding(
         f"growing to {_wanted(claim)} was refused for good ({state})",
         kubectl("patch", "pvc", claim.name, namespace=claim.namespace, flags=("-p", smaller)),
         said(view.warning(claim, "VolumeResizeFailed", "FileSystemResizeFailed")),
+        purpose=f"ask for half of the growth; any size above {bytes_text(have)} may be asked for",
     )
 
 

@@ -2,19 +2,45 @@
 
 import json
 
+from moorage.insight.causes.advice import Advice
 from moorage.insight.causes.claims import (
     asked_of,
     is_waiting,
     needs_provisioning,
 )
 from moorage.insight.causes.model import Finding, cause, code_in, driver_words, names, said
+from moorage.insight.causes.room import most_room, place_keys, places, show_room
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import default_classes, is_leaderless, leases_of
 from moorage.kube.names import NO_PROVISIONER, SELECTED_NODE
 from moorage.kube.objects import Event, PersistentVolumeClaim, Pod, seconds_of
 from moorage.kube.quantity import bytes_text
-from moorage.kube.volumes import claim_class, default_class, requested_bytes, waits_for_consumer
+from moorage.kube.volumes import admits, claim_class, default_class, requested_bytes, waits_for_consumer
 from moorage.suggest import NOTHING, in_words, kubectl, pods_like
+
+
+@cause(
+    "claim-topology-excluded",
+    PersistentVolumeClaim,
+    "The class makes volumes only in places that no node has",
+    "Label the nodes as the driver's documentation says, or use a class whose allowedTopologies name places that there "
+    "are. A class is immutable: delete it and create it again.",
+)
+def topology_excluded(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
+    """No node has the labels that the class's allowedTopologies ask for, so no volume can be made where a pod can run."""
+    storage_class = needs_provisioning(view, claim)
+    if storage_class is None or not storage_class.allowed_topologies or "Node" in view.unreadable:
+        return None
+    if any(admits(storage_class, node.labels) for node in view.nodes.values()):
+        return None
+    keys = place_keys(storage_class)
+    have = {f"{key}={node.labels[key]}" for node in view.nodes.values() for key in keys if key in node.labels}
+    return Finding(
+        f"class {storage_class.name} makes volumes only where {places(storage_class)}, and no node is there "
+        f"(the nodes have: {', '.join(sorted(have)[:5]) or 'no such label'})",
+        kubectl("get", "nodes", flags=tuple(word for key in keys for word in ("-L", key))),
+        (*said(view.warning(claim)),),
+    )
 
 
 @cause(
@@ -95,10 +121,18 @@ def default_ambiguous(view: ClusterView, claim: PersistentVolumeClaim) -> Findin
     if problem is None:
         return None
     others = [each for each in defaults if each is not chosen]
+    delete = kubectl("delete", "pvc", claim.name, namespace=claim.namespace)
     return Finding(
         f"{names(defaults)} are all marked as the default; it got {chosen.name}, the newest, and {problem.sentence}",
-        kubectl("annotate", "storageclass", chosen.name, "storageclass.kubernetes.io/is-default-class-"),
+        kubectl("annotate", "storageclass", chosen.name, flags=("storageclass.kubernetes.io/is-default-class-",)),
         (*problem.evidence, f"other defaults: {names(others)}"),
+        purpose=f"take the mark off {chosen.name}",
+        then=(
+            Advice(
+                delete, "a claim keeps its class", f"deletes claim {claim.key}, which has no volume and no data yet"
+            ),
+            Advice(in_words("create claim {} again, as before", claim.name), "it then gets the other default"),
+        ),
     )
 
 
@@ -165,7 +199,7 @@ def secret_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding |
         if name and view.asked_secrets.get(f"{namespace}/{name}") is False:
             return Finding(
                 f"secret {namespace}/{name}, which class {storage_class.name} names, does not exist",
-                kubectl("get", "secret", name, namespace=namespace),
+                kubectl("get", "secrets", namespace=namespace),
                 said(view.warning(claim, "ProvisioningFailed")),
             )
     return None
@@ -182,10 +216,9 @@ def no_capacity(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | No
     event = view.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) != "RESOURCE_EXHAUSTED":
         return None
-    want = bytes_text(requested_bytes(claim))
-    return Finding(
-        f"the driver has no room for {want}", kubectl("get", "csistoragecapacities", flags=("-A",)), said(event)
-    )
+    want, most = bytes_text(requested_bytes(claim)), most_room(view, claim)
+    numbers = f"; {most}" if most else f": {driver_words(event.message)}"
+    return Finding(f"the driver has no room for {want}{numbers}", show_room(), said(event))
 
 
 @cause(
@@ -325,7 +358,7 @@ def binder_not_running(view: ClusterView, claim: PersistentVolumeClaim) -> Findi
         return None
     return Finding(
         "nothing has happened to it at all: the volume binder does not seem to run",
-        kubectl("get", "pods", namespace="kube-system"),
+        kubectl("get", "leases,pods", namespace="kube-system"),
     )
 
 

@@ -6,7 +6,7 @@ from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of
 from moorage.kube.objects import PersistentVolumeClaim, TypedReference
 from moorage.kube.quantity import bytes_of, bytes_text
-from moorage.suggest import in_words, kubectl
+from moorage.suggest import command, in_words, kubectl
 
 
 @cause(
@@ -172,7 +172,7 @@ def populator_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Findin
         return None
     return Finding(
         f"its content is to come from {source.kind} {source.name}, and nothing has filled it yet",
-        kubectl("get", "volumepopulators"),
+        command("kubectl", "api-resources", flags=(f"--api-group={source.api_group or ''}",)),
         said(view.warning(claim)),
     )
 

@@ -52,7 +52,7 @@ def without_drivers(view: ClusterView, node: Node) -> Finding | None:
     found = view.node_drivers.get(node.name)
     if found is not None and found.spec.drivers:
         return None
-    return Finding("no CSI driver is registered on it", kubectl("get", "csinode", node.name, flags=("-o", "yaml")))
+    return Finding("no CSI driver is registered on it", kubectl("get", "csinodes"))
 
 
 @cause(

@@ -2,13 +2,15 @@
 
 from moorage.insight.causes.advice import stop
 from moorage.insight.causes.model import Finding, cause, names, said
+from moorage.insight.causes.room import demand, most_room, places, show_room
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of, nodes_that_fit
 from moorage.kube.names import SELECTED_NODE
 from moorage.kube.objects import Event, Node, Pod
-from moorage.kube.volumes import waits_for_consumer
+from moorage.kube.volumes import admits, waits_for_consumer
 from moorage.suggest import kubectl
 
+_NOTHING_TO_BIND = "find available persistent volumes to bind"
 _AFFINITY = ("match PersistentVolume's node affinity", "volume node affinity conflict")
 
 
@@ -235,11 +237,38 @@ def no_capacity(view: ClusterView, pod: Pod) -> Finding | None:
     message = _unscheduled_message(pod)
     if not is_starting(pod) or "enough free storage" not in message:
         return None
-    return Finding(
-        "no node has enough free storage for its claims",
-        kubectl("get", "csistoragecapacities", flags=("-A",)),
-        (message,),
-    )
+    waiting = [claim for claim in view.claims_used_by(pod) if claim.status.phase in ("", "Pending")]
+    most = "; ".join(dict.fromkeys(filter(None, (most_room(view, claim) for claim in waiting))))
+    numbers = f": it asks for {demand(waiting)}" + (f", and {most}" if most else "") if waiting else ""
+    return Finding(f"no node has enough free storage for its claims{numbers}", show_room(), (message,))
+
+
+@cause(
+    "pod-topology-excluded",
+    Pod,
+    "The class of a claim makes volumes only where the pod may not run",
+    "Let the pod run where the class makes volumes, or use a class that makes them where the pod runs. A class is "
+    "immutable: delete it and create it again.",
+)
+def topology_excluded(view: ClusterView, pod: Pod) -> Finding | None:
+    """The class's allowedTopologies name places for volumes, and the scheduler found no node there for the pod."""
+    if not is_starting(pod) or pod.spec.node_name:
+        return None
+    for claim in view.claims_used_by(pod):
+        found = class_of(view, claim)
+        if claim.status.phase not in ("", "Pending") or found is None or not found.allowed_topologies:
+            continue
+        there = [node for node in view.nodes.values() if admits(found, node.labels)]
+        if not there:
+            return Finding(f"its claim {claim.name} can be given a volume on no node", waits_for=claim)
+        if _NOTHING_TO_BIND in _unscheduled_message(pod):
+            return Finding(
+                f"its claim {claim.name} is of class {found.name}, which makes volumes only where {places(found)}: on "
+                f"{names(there)}, where the pod may not run",
+                kubectl("describe", "pod", pod.name, namespace=pod.namespace),
+                (_unscheduled_message(pod), *(f"{node.name}: {_state(node)}" for node in there[:3])),
+            )
+    return None
 
 
 @cause(
@@ -253,7 +282,8 @@ def claim_pending(view: ClusterView, pod: Pod) -> Finding | None:
     if not is_starting(pod):
         return None
     for claim in view.claims_used_by(pod):
-        late, chosen = waits_for_consumer(class_of(view, claim)), SELECTED_NODE in claim.annotations
+        late = waits_for_consumer(class_of(view, claim)) and not claim.spec.volume_name
+        chosen = SELECTED_NODE in claim.annotations
         if claim.status.phase in ("", "Pending") and (not late or chosen):
             return Finding(f"it waits for claim {claim.name} to be bound", waits_for=claim)
     return None
@@ -289,7 +319,8 @@ def scheduler_not_running(view: ClusterView, pod: Pod) -> Finding | None:
         return None
     name = pod.spec.scheduler_name or "default-scheduler"
     return Finding(
-        f"no scheduler has looked at it (schedulerName is {name})", kubectl("get", "pods", namespace="kube-system")
+        f"no scheduler has looked at it (schedulerName is {name})",
+        kubectl("get", "leases,pods", namespace="kube-system"),
     )
 
 

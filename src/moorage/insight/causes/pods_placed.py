@@ -1,12 +1,12 @@
 """Why a pod that has a node does not start there: the node, the driver, attaching."""
 
-from moorage.insight.causes.advice import Advice, out_of_service, stop
+from moorage.insight.causes.advice import Advice, out_of_service
 from moorage.insight.causes.model import Finding, cause, names, said
 from moorage.insight.causes.pods import is_starting
 from moorage.insight.cluster_view import ClusterView
 from moorage.kube.objects import Event, Pod, VolumeAttachment
 from moorage.kube.volumes import requires_attach
-from moorage.suggest import Command, kubectl
+from moorage.suggest import Command, in_words, kubectl
 
 
 @cause(
@@ -44,15 +44,19 @@ def node_not_ready(view: ClusterView, pod: Pod) -> Finding | None:
     node = view.nodes.get(pod.spec.node_name)
     if node is None or node.is_ready or pod.status.phase in ("Succeeded", "Failed"):
         return None
-    return Finding(f"its node {node.name} is not ready", kubectl("describe", "node", node.name), waits_for=node)
+    sentence, look = f"its node {node.name} is not ready", kubectl("describe", "node", node.name)
+    if not view.volumes_used_by(pod):
+        return Finding(sentence, look, waits_for=node)
+    return Finding(sentence, look, (), node, "find out whether the machine is off", (out_of_service(node.name),))
 
 
 @cause(
     "pod-multi-attach",
     Pod,
     "The volume is still attached to another node",
-    "Let both pods run on one node, or stop the pod that has the volume. Only if that node's machine is surely off, "
-    "taint it node.kubernetes.io/out-of-service.",
+    "Let both pods run on one node, or let the pod that has the volume end. If one is to replace the other, set the "
+    "Deployment's strategy to Recreate. Only if that node's machine is surely off, taint it "
+    "node.kubernetes.io/out-of-service.",
 )
 def multi_attach(view: ClusterView, pod: Pod) -> Finding | None:
     """A ReadWriteOnce volume can be on one node at a time, and another node has it."""
@@ -67,22 +71,27 @@ def multi_attach(view: ClusterView, pod: Pod) -> Finding | None:
         by = f" and used by pod {names(holders)}" if holders else ""
         return Finding(
             f"its volume {volume.name} is still attached to node {node}{by}",
-            *_release(view, node, holders, said(view.warning(pod, "FailedAttachVolume")), elsewhere[0]),
+            *_release(view, pod, holders, said(view.warning(pod, "FailedAttachVolume")), elsewhere[0]),
         )
     return None
 
 
 def _release(
-    view: ClusterView, node: str, holders: list[Pod], evidence: tuple[str, ...], attachment: VolumeAttachment
+    view: ClusterView, pod: Pod, holders: list[Pod], evidence: tuple[str, ...], attachment: VolumeAttachment
 ) -> tuple[Command, tuple[str, ...], VolumeAttachment, str, tuple[Advice, ...]]:
-    """How a volume leaves the node that has it: by the node itself, unless its machine is off."""
+    """Return the steps out of it: share the volume on its node, or take it from a node whose machine is off.
+
+    None of them ends the pod that has the volume, because it works.
+    """
+    node = attachment.spec.node_name
     found = view.nodes.get(node)
     if attachment.is_deleting:
         return kubectl("describe", "node", node), evidence, attachment, "", ()
     if found is not None and found.is_ready and holders:
         look = kubectl("describe", "pod", holders[0].name, namespace=holders[0].namespace)
-        then = (stop(holders[0], "free the volume for this pod"),)
-        return look, evidence, attachment, "see what the other pod is for; both pods on one node may share it", then
+        move = in_words("recreate pod {} with nodeSelector kubernetes.io/hostname: {}", pod.name, node)
+        then = (Advice(move, "both pods on one node share the volume"),)
+        return look, evidence, attachment, "see what the other pod is for; when it ends, the volume is free", then
     lost = () if found is None or found.is_ready else (out_of_service(node),)
     return kubectl("describe", "node", node), evidence, attachment, "see how the node is", lost
 
