@@ -36,3 +36,18 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self._holders)
+
+
+def volume_key(volume_id: str) -> str:
+    """Return the key of a volume."""
+    return f"volume {volume_id}"
+
+
+def snapshot_key(snapshot_id: str) -> str:
+    """Return the key of a snapshot."""
+    return f"snapshot {snapshot_id}"
+
+
+def group_key(group_id: str) -> str:
+    """Return the key of a group snapshot."""
+    return f"group snapshot {group_id}"

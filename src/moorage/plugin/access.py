@@ -1,50 +1,12 @@
-"""How a caller wants to use a volume: the plugin's own words for a CSI volume capability.
+"""Which uses a kind of volume can give.
 
-Owns: access modes, and which of them a kind of volume can give in a scope.
-May not touch: generated messages (see `wire`), storage.
-Start reading at: `Access`, `why_unsupported`.
+Start reading at: `why_unsupported`.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import IntEnum
+from moorage.sdk.model import Access, AccessMode
+from moorage.storage import Volume, VolumeKind
 
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
-
-
-class AccessMode(IntEnum):
-    """CSI access modes, with their numbers on the wire."""
-
-    SINGLE_NODE_WRITER = 1
-    SINGLE_NODE_READER_ONLY = 2
-    MULTI_NODE_READER_ONLY = 3
-    MULTI_NODE_SINGLE_WRITER = 4
-    MULTI_NODE_MULTI_WRITER = 5
-    SINGLE_NODE_SINGLE_WRITER = 6
-    SINGLE_NODE_MULTI_WRITER = 7
-
-    @property
-    def is_read_only(self) -> bool:
-        return self in (AccessMode.SINGLE_NODE_READER_ONLY, AccessMode.MULTI_NODE_READER_ONLY)
-
-    @property
-    def is_multi_node(self) -> bool:
-        return self in (
-            AccessMode.MULTI_NODE_READER_ONLY,
-            AccessMode.MULTI_NODE_SINGLE_WRITER,
-            AccessMode.MULTI_NODE_MULTI_WRITER,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """A block device, or a filesystem with its flags; and how many may use it."""
-
-    mode: AccessMode
-    is_block: bool = False
-    fs_type: str = ""
-    # Flags may carry credentials, so they stay out of the representation that ends up in logs.
-    mount_flags: tuple[str, ...] = field(default=(), repr=False)
 
 
 def why_unsupported(access: Access, *, is_directory: bool, filesystem: str = "") -> str:
@@ -74,12 +36,7 @@ def why_unsupported(access: Access, *, is_directory: bool, filesystem: str = "")
     return ""
 
 
-def why_inconsistent(accesses: Iterable[Access]) -> str:
-    """Why one volume cannot satisfy all of these at once; empty when it can."""
-    wanted = list(accesses)
-    if len({access.is_block for access in wanted}) > 1:
-        return "one volume cannot be both a block device and mounted"
-    filesystems = {access.fs_type for access in wanted if access.fs_type}
-    if len(filesystems) > 1:
-        return f"one volume cannot have several filesystems ({', '.join(sorted(filesystems))})"
-    return ""
+def why_unsupported_by(volume: Volume, access: Access) -> str:
+    """Why a volume that exists cannot be used so; empty when it can."""
+    is_directory = volume.kind is VolumeKind.DIRECTORY
+    return why_unsupported(access, is_directory=is_directory, filesystem=volume.filesystem or "block")

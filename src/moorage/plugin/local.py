@@ -19,11 +19,11 @@ from moorage.host.extents import clone_file
 from moorage.host.probe import probe_known
 from moorage.host.safe_remove import remove_tree
 from moorage.host.targets import Target
-from moorage.plugin.access import Access, AccessMode
 from moorage.plugin.node import publishing, staging
 from moorage.plugin.node.expansion import expand_on_node
 from moorage.plugin.node.observe import NodeVolume, is_node_of, observe
 from moorage.plugin.node.publishing import Bind
+from moorage.sdk.model import Access, AccessMode
 from moorage.storage import HealthEntry, HealthStatus, Pool, PoolScope, Volume, VolumeKind
 from moorage.storage.errors import AttachedElsewhere
 from moorage.storage.health import node_signs

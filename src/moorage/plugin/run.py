@@ -9,8 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from moorage.csi import csi_pb2_grpc
-from moorage.csi.http_endpoint import HttpEndpoint
+from moorage import __version__
 from moorage.csi.metrics import CallMetrics
 from moorage.csi.server import CsiServer
 from moorage.log import get_logger
@@ -18,13 +17,12 @@ from moorage.plugin.context import PluginContext
 from moorage.plugin.metrics import copy_metrics, pool_metrics
 from moorage.plugin.node import ephemeral, recovery
 from moorage.plugin.node.tuning import keep_limits
-from moorage.plugin.services.controller import ControllerService
-from moorage.plugin.services.group_controller import GroupService
-from moorage.plugin.services.identity import IdentityService
-from moorage.plugin.services.metadata import MetadataService
-from moorage.plugin.services.node import NodeService
+from moorage.plugin.services.controller import PoolController
+from moorage.plugin.services.node import PoolNode
 from moorage.plugin.settings import DEFAULT_POOL, PluginSettings
 from moorage.process import stop_event
+from moorage.sdk.identity import Identity
+from moorage.sdk.serving import serving
 from moorage.storage import Pool, PoolConfig, Pools, PoolScope
 
 log = get_logger(__name__)
@@ -45,30 +43,30 @@ async def serve(settings: PluginSettings) -> AsyncIterator[PluginContext]:
     """The plugin, answering on its endpoint, for the length of the block."""
     settings.checked()
     metrics = CallMetrics()
-    identity = IdentityService(settings)
     server = CsiServer(settings.endpoint, driver_name=settings.driver_name, metrics=metrics)
-    csi_pb2_grpc.add_IdentityServicer_to_server(identity, server.grpc)
     server.check_free()
     async with contextlib.AsyncExitStack() as stack:
         pools = await asyncio.to_thread(open_pools, settings)
         stack.callback(close_pools, pools)
         parts = PluginContext(settings, pools)
         stack.callback(parts.work.close)
-        _add_services(server, parts)
-        await server.start()
-        stack.push_async_callback(server.stop, settings.stop_grace_s)
-        if settings.http_endpoint:
-            http = HttpEndpoint(
-                settings.http_endpoint,
-                lambda: metrics.render() + pool_metrics(pools) + copy_metrics(parts.copies),
-                lambda: identity.is_ready,
-            )
-            await stack.enter_async_context(http)
+        started = serving(
+            server,
+            identity_of(settings),
+            PoolController(parts) if settings.serves_controller else None,
+            PoolNode(parts) if settings.serves_node else None,
+            in_flight=parts.in_flight,
+            work=parts.work,
+            metrics=lambda: metrics.render() + pool_metrics(pools) + copy_metrics(parts.copies),
+            http_endpoint=settings.http_endpoint,
+            stop_grace_s=settings.stop_grace_s,
+        )
+        identity = await stack.enter_async_context(started)
         await parts.work.run(_prepare, parts)
         if settings.serves_node:
             keeper = asyncio.create_task(keep_limits(parts), name="io-limits")
             stack.push_async_callback(_cancelled, keeper)
-        identity.is_ready = True
+        identity.is_started = True
         log.info(
             "plugin ready",
             endpoint=str(server.path),
@@ -110,13 +108,14 @@ def _config(settings: PluginSettings, name: str, directory: Path) -> PoolConfig:
     )
 
 
-def _add_services(server: CsiServer, parts: PluginContext) -> None:
-    if parts.settings.serves_controller:
-        csi_pb2_grpc.add_ControllerServicer_to_server(ControllerService(parts), server.grpc)
-        csi_pb2_grpc.add_GroupControllerServicer_to_server(GroupService(parts), server.grpc)
-        csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(MetadataService(parts), server.grpc)
-    if parts.settings.serves_node:
-        csi_pb2_grpc.add_NodeServicer_to_server(NodeService(parts), server.grpc)
+def identity_of(settings: PluginSettings) -> Identity:
+    services = ["CONTROLLER_SERVICE", "GROUP_CONTROLLER_SERVICE", "SNAPSHOT_METADATA_SERVICE"]
+    if not settings.is_shared:
+        services.append("VOLUME_ACCESSIBILITY_CONSTRAINTS")
+        if settings.shows_alpha:
+            services.append("SNAPSHOT_ACCESSIBILITY_CONSTRAINTS")
+    manifest = {"scope": settings.scope, "csi": settings.csi_version}
+    return Identity(settings.driver_name, __version__, services, expands=True, manifest=manifest)
 
 
 def _prepare(parts: PluginContext) -> None:

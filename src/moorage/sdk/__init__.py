@@ -38,6 +38,7 @@ from moorage.sdk.model import (
     Snapshot,
     Source,
     Stats,
+    StorageHealth,
     Volume,
 )
 from moorage.sdk.store import Store
@@ -74,6 +75,7 @@ __all__ = [
     "Source",
     "StagingTarget",
     "Stats",
+    "StorageHealth",
     "Store",
     "Unavailable",
     "Volume",

@@ -1,96 +1,25 @@
 """The command line that every driver has, and the process behind it.
 
-Owns: flags, signals, the order of starting and stopping.
-Start reading at: `serve`, `main`.
+Owns: flags and signals.
+Start reading at: `main`.
 """
 
 import argparse
 import asyncio
-import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from moorage import log
-from moorage.csi import csi_pb2_grpc
-from moorage.csi.http_endpoint import HttpEndpoint
-from moorage.csi.inflight import InFlight
-from moorage.csi.metrics import CallMetrics
-from moorage.csi.server import CsiServer
 from moorage.errors import MoorageError, UsageError
 from moorage.printable import one_line
 from moorage.process import stop_event
-from moorage.sdk.controller import ControllerService
 from moorage.sdk.driver import Driver, Environment
-from moorage.sdk.groups import GroupService, MetadataService
-from moorage.sdk.identity import IdentityService
-from moorage.sdk.node import NodeService
-from moorage.sdk.publications import Publications
-from moorage.sdk.records import Records
+from moorage.sdk.serving import serve
 
-_log = log.get_logger(__name__)
 _SERVICES = ("controller", "node")
-
-
-@contextlib.asynccontextmanager
-async def serve(
-    driver: Driver, endpoint: str, environment: Environment, *, http_endpoint: str = "", stop_grace_s: float = 30.0
-) -> AsyncIterator[CsiServer]:
-    """Serve a driver on a socket for the length of the block. Raises UsageError if the driver is incomplete."""
-    _check(driver)
-    driver.environment = environment
-    metrics, in_flight = CallMetrics(), InFlight()
-    identity = IdentityService(driver)
-    server = CsiServer(endpoint, driver_name=driver.name, metrics=metrics)
-    server.check_free()
-    async with contextlib.AsyncExitStack() as stack:
-        csi_pb2_grpc.add_IdentityServicer_to_server(identity, server.grpc)
-        if environment.serves_controller and driver.defines("create_volume"):
-            records = Records(driver, environment.state_dir)
-            stack.callback(records.close)
-            _add_controller(server, driver, records, in_flight)
-        if environment.serves_node and driver.defines("publish"):
-            publications = Publications(environment.state_dir)
-            stack.callback(publications.close)
-            node = NodeService(driver, publications, in_flight)
-            csi_pb2_grpc.add_NodeServicer_to_server(node, server.grpc)
-        await driver.setup()
-        stack.push_async_callback(driver.close)
-        await server.start()
-        stack.push_async_callback(server.stop, stop_grace_s)
-        if http_endpoint:
-            http = HttpEndpoint(http_endpoint, metrics.render, lambda: identity.is_started)
-            await stack.enter_async_context(http)
-        identity.is_started = True
-        _log.info("driver serves", driver=driver.name, endpoint=str(server.path), services=sorted(environment.services))
-        yield server
-
-
-def _add_controller(server: CsiServer, driver: Driver, records: Records, in_flight: InFlight) -> None:
-    csi_pb2_grpc.add_ControllerServicer_to_server(ControllerService(driver, records, in_flight), server.grpc)
-    if driver.defines("create_group", "delete_group"):
-        csi_pb2_grpc.add_GroupControllerServicer_to_server(GroupService(driver, records, in_flight), server.grpc)
-    if driver.defines("allocated_blocks"):
-        csi_pb2_grpc.add_SnapshotMetadataServicer_to_server(MetadataService(driver, records), server.grpc)
-
-
-_PAIRS = {
-    "create_volume": "delete_volume",
-    "create_snapshot": "delete_snapshot",
-    "create_group": "delete_group",
-    "attach": "detach",
-}
-
-
-def _check(driver: Driver) -> None:
-    if not driver.name:
-        raise UsageError(f'{type(driver).__name__} has no name; set `name = "driver.example.org"`')
-    for hook, other in _PAIRS.items():
-        if driver.defines(hook) != driver.defines(other):
-            given, missing = (hook, other) if driver.defines(hook) else (other, hook)
-            raise UsageError(f"{type(driver).__name__} defines {given} but not {missing}")
 
 
 def main(driver: Driver, argv: Sequence[str] | None = None) -> None:

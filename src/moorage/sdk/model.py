@@ -5,7 +5,7 @@ Start reading at: `CreateVolume`, `Volume`, `NodeVolume`.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -53,6 +53,17 @@ class Access:
     fs_type: str = ""
     mount_flags: tuple[str, ...] = field(default=(), repr=False)  # they may hold credentials
     mount_group: int | None = None
+
+
+def why_inconsistent(accesses: Iterable[Access]) -> str:
+    """Return why one volume cannot have all of these at once, "" if it can."""
+    wanted = list(accesses)
+    if len({access.is_block for access in wanted}) > 1:
+        return "one volume cannot be both a block device and mounted"
+    filesystems = {access.fs_type for access in wanted if access.fs_type}
+    if len(filesystems) > 1:
+        return f"one volume cannot have several filesystems ({', '.join(sorted(filesystems))})"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +150,15 @@ class CreateVolume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A snapshot of one volume. `created` is in seconds since the epoch."""
+    """A snapshot of one volume. `created_ns` is in nanoseconds since the epoch."""
 
     id: str
     volume_id: str
     size_bytes: int
-    created: float
+    created_ns: int = field(default_factory=time.time_ns)
     is_ready: bool = True
     group_id: str = ""
+    topology: Sequence[Segments] = ()  # where volumes can be made from it; empty: everywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +177,8 @@ class CreateSnapshot:
             id=self.snapshot_id,
             volume_id=self.volume.id,
             size_bytes=size_bytes or self.volume.size_bytes,
-            created=time.time(),
             is_ready=is_ready,
+            topology=self.volume.topology,
         )
 
 
@@ -176,7 +188,7 @@ class Group:
 
     id: str
     snapshots: Sequence[Snapshot]
-    created: float
+    created_ns: int = field(default_factory=time.time_ns)
     is_ready: bool = True
 
 
@@ -209,11 +221,11 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much can still be provisioned, and how small and large one volume may be (0: not known)."""
+    """How much can still be provisioned, and how small and large one volume may be (None: not known)."""
 
     available_bytes: int
-    smallest_bytes: int = 0
-    largest_bytes: int = 0
+    smallest_bytes: int | None = None
+    largest_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +235,7 @@ class Stats:
     total_bytes: int
     used_bytes: int = 0
     available_bytes: int = 0
-    total_inodes: int = 0
+    total_inodes: int | None = None  # of what has any
     used_inodes: int = 0
     available_inodes: int = 0
 
@@ -243,6 +255,15 @@ class Health:
     message: str
     reason: str = "Unhealthy"
     kind: HealthKind = HealthKind.DEGRADED
+
+
+@dataclass(frozen=True, slots=True)
+class StorageHealth:
+    """One thing that is wrong with the storage as a whole, seen from this node."""
+
+    message: str
+    reason: str = "Unhealthy"
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import msgspec
 
 from moorage.host import mountinfo
 from moorage.sdk.errors import AlreadyExists, FailedPrecondition
-from moorage.sdk.model import Access, AccessMode
+from moorage.sdk.model import AccessMode, NodeVolume
 from moorage.sdk.store import Store
 
 
@@ -32,21 +32,22 @@ class Publications:
         """Release the state directory."""
         self._store.close()
 
-    def check(self, volume_id: str, path: str, access: Access, is_read_only: bool, *, is_mounted: bool) -> None:
+    def check(self, volume: NodeVolume, path: str, *, is_mounted: bool) -> None:
         """Raise AlreadyExists if the volume is there in another way, FailedPrecondition if it has a single writer."""
-        known = self._known(volume_id)
-        wanted = _publication(access, is_read_only)
+        known = self._known(volume.id)
+        wanted = _publication(volume)
         if is_mounted and known.get(path, wanted) != wanted:
-            raise AlreadyExists(f"volume {volume_id} is published at {path} in another way")
+            raise AlreadyExists(f"volume {volume.id} is published at {path} in another way")
         single = AccessMode.SINGLE_NODE_SINGLE_WRITER
         for other, how in known.items():
-            is_single = single in (how.mode, access.mode)
+            is_single = single in (how.mode, wanted.mode)
             if other != path and is_single and mountinfo.is_mounted(other):
-                raise FailedPrecondition(f"volume {volume_id} has a single writer, at {other}")
+                raise FailedPrecondition(f"volume {volume.id} has a single writer, at {other}")
 
-    def add(self, volume_id: str, path: str, access: Access, is_read_only: bool) -> None:
-        live = {other: how for other, how in self._known(volume_id).items() if mountinfo.is_mounted(other)}
-        self._store.put(volume_id, {**live, path: _publication(access, is_read_only)})
+    def add(self, volume: NodeVolume, path: str) -> None:
+        """Record a publish, and forget those that are mounted no more."""
+        live = {other: how for other, how in self._known(volume.id).items() if mountinfo.is_mounted(other)}
+        self._store.put(volume.id, {**live, path: _publication(volume)})
 
     def remove(self, volume_id: str, path: str) -> None:
         known = self._known(volume_id)
@@ -60,5 +61,5 @@ class Publications:
         return msgspec.convert(self._store.get(volume_id) or {}, dict[str, Publication])
 
 
-def _publication(access: Access, is_read_only: bool) -> Publication:
-    return Publication(access.mode, access.is_block, is_read_only)
+def _publication(volume: NodeVolume) -> Publication:
+    return Publication(volume.access.mode, volume.access.is_block, volume.is_read_only)

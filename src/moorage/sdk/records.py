@@ -14,6 +14,7 @@ import msgspec
 from moorage.sdk.driver import Driver
 from moorage.sdk.errors import NotFound
 from moorage.sdk.model import Group, Snapshot, Volume
+from moorage.sdk.operations import BlockingCalls
 from moorage.sdk.store import Store
 
 T = TypeVar("T")
@@ -31,8 +32,9 @@ class AttachmentRecord(msgspec.Struct, frozen=True):
 class Records:
     """Volumes, snapshots, groups and attachments by id."""
 
-    def __init__(self, driver: Driver, state_dir: Path) -> None:
+    def __init__(self, driver: Driver, state_dir: Path, work: BlockingCalls) -> None:
         self._driver = driver
+        self._run = work.run
         self._keeps_volumes = not driver.defines("find_volume", "list_volumes")
         self._volumes = Store(state_dir / "volumes") if self._keeps_volumes else None
         self._snapshots = Store(state_dir / "snapshots")
@@ -47,8 +49,7 @@ class Records:
 
     async def find_volume(self, volume_id: str) -> Volume | None:
         if self._volumes is None:
-            found: Volume | None = await self._driver.call("find_volume", volume_id)
-            return found
+            return await self._run(self._driver.find_volume, volume_id)
         return _decoded(self._volumes, volume_id, Volume)
 
     async def volume(self, volume_id: str) -> Volume:
@@ -60,7 +61,7 @@ class Records:
 
     async def list_volumes(self) -> list[Volume]:
         if self._volumes is None:
-            found: Iterable[Volume] = await self._driver.call("list_volumes")
+            found: Iterable[Volume] = await self._run(self._driver.list_volumes)
         else:
             found = _all(self._volumes, Volume)
         return sorted(found, key=lambda volume: volume.id)

@@ -1,17 +1,19 @@
 """Where a volume is staged or published, and the mounts that a driver makes there.
 
 Owns: making, checking and removing the mount points. The kernel is asked before and after each step.
-Start reading at: `PublishTarget`, `published`.
+Start reading at: `PublishTarget`, `live_mount`.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from moorage.host import filesystems, mountinfo, mounts
 from moorage.host.targets import Target
+from moorage.log import get_logger
 from moorage.sdk.errors import DriverError, FailedPrecondition
 from moorage.sdk.model import Access
+
+_log = get_logger(__name__)
 
 
 class NotMounted(DriverError):
@@ -80,26 +82,33 @@ def live_mount(target: Target) -> mountinfo.Mount | None:
     """Return the mount at a target, None if there is none. A dead one is removed first."""
     found = target.mounted()
     if found is not None and mounts.is_corrupted(target.path):
+        _log.warning("a dead mount was taken away", target=target.path, source=found.source)
         target.unmount()
         return target.mounted()
     return found
 
 
-@contextmanager
-def published(target: Target, access: Access, is_read_only: bool) -> Iterator[PublishTarget]:
-    """Make the mount point for the length of the block, then verify the mount. On a failure nothing is left."""
-    field = "target_path"
+def make_target(target: Target, access: Access) -> bool:
+    """Make the file or the directory on which a volume is mounted. Returns whether it was there before."""
     existed = target.exists()
-    target.ensure_file(field) if access.is_block else target.ensure_directory(field)
-    try:
-        yield PublishTarget(target, access, is_read_only)
-        found = target.mounted()
-        if found is None:
-            raise NotMounted(f"publish returned, but nothing is mounted at {target.path}")
-        if is_read_only and not found.is_read_only:
-            raise NotMounted(f"publish returned, but the mount at {target.path} is not read-only")
-    except BaseException:
-        target.unmount()
-        if not existed:
-            target.remove()
-        raise
+    if access.is_block:
+        target.ensure_file("target_path")
+    else:
+        target.ensure_directory("target_path")
+    return existed
+
+
+def verify_publish(target: Target, is_read_only: bool) -> None:
+    """Raise NotMounted unless the target is a mount, and read-only if that was asked for."""
+    found = target.mounted()
+    if found is None:
+        raise NotMounted(f"publish returned, but nothing is mounted at {target.path}")
+    if is_read_only and not found.is_read_only:
+        raise NotMounted(f"publish returned, but the mount at {target.path} is not read-only")
+
+
+def undo_publish(target: Target, existed: bool) -> None:
+    """Leave nothing of a publish that failed."""
+    target.unmount()
+    if not existed:
+        target.remove()

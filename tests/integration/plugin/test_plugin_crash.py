@@ -19,7 +19,7 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.host import loop, mountinfo
-from moorage.plugin.services.wire import TOKEN_KEY
+from moorage.plugin.services.values import TOKEN_KEY
 from moorage.plugin.settings import PluginSettings
 
 pytestmark = pytest.mark.root

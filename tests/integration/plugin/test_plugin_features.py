@@ -19,7 +19,7 @@ from moorage.csi.client import CsiClient
 from moorage.host import loop, mountinfo, mounts
 from moorage.plugin.io_limits import IoCgroups
 from moorage.plugin.run import serve
-from moorage.plugin.services.wire import TOKEN_KEY
+from moorage.plugin.services.values import TOKEN_KEY
 from moorage.plugin.settings import PluginSettings
 
 pytestmark = pytest.mark.root

@@ -28,7 +28,7 @@ from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.host import mountinfo, mounts
 from moorage.host.errors import HostError
-from moorage.plugin.services.wire import TOKEN_KEY
+from moorage.plugin.services.values import TOKEN_KEY
 from moorage.storage import (
     AttachedElsewhere,
     AttachmentsUnreadable,

@@ -22,7 +22,7 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.plugin.run import serve
-from moorage.plugin.services.wire import TOKEN_KEY
+from moorage.plugin.services.values import TOKEN_KEY
 from moorage.plugin.settings import PluginSettings
 from moorage.storage import Fenced, NameTaken, NotInTrash
 

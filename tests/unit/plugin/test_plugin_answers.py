@@ -10,8 +10,8 @@ from tests.support.plugin_caller import MIB, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
-from moorage.plugin.run import serve
-from moorage.plugin.services.identity import IdentityService
+from moorage.plugin.run import identity_of, serve
+from moorage.sdk.identity import IdentityService
 from moorage.storage import CreateVolume, HealthEntry, HealthStatus, VolumeHealth, ids
 
 
@@ -142,7 +142,7 @@ async def test_every_process_of_one_version_says_the_same_of_itself(client, sett
     mine = await client.GetPluginCapabilities(pb.GetPluginCapabilitiesRequest())
     info = await client.GetPluginInfo(pb.GetPluginInfoRequest())
     assert (info.name, bool(info.vendor_version)) == ("csi.moorage.dev", True)
-    other = IdentityService(dataclasses.replace(settings, services=frozenset({"node"}), node_id="node-2"))
+    other = IdentityService(identity_of(dataclasses.replace(settings, services=frozenset({"node"}), node_id="node-2")))
     assert await other.GetPluginCapabilities(pb.GetPluginCapabilitiesRequest(), None) == mine
     assert await other.GetPluginInfo(pb.GetPluginInfoRequest(), None) == info
 

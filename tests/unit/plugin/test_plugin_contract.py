@@ -7,7 +7,7 @@ from tests.support.plugin_caller import MIB, Mode, block, from_snapshot, from_vo
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
-from moorage.plugin.context import group_key, snapshot_key, volume_key
+from moorage.csi.inflight import group_key, snapshot_key, volume_key
 from moorage.plugin.settings import TOPOLOGY_KEY
 from moorage.storage import ids
 

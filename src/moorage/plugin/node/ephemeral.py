@@ -6,34 +6,27 @@ Start reading at: `publish`, `unpublish`, `sweep`.
 """
 
 import os
-from collections.abc import Mapping
 
 from moorage.errors import InvalidRequest, MoorageError
 from moorage.host.targets import Target
 from moorage.log import get_logger
-from moorage.plugin.access import Access, AccessMode, why_unsupported
+from moorage.plugin.access import why_unsupported
 from moorage.plugin.context import PluginContext
 from moorage.plugin.node import staging
 from moorage.plugin.node.observe import NodeVolume, observe
 from moorage.plugin.parameters import InlineParameters
 from moorage.plugin.services import create_request
+from moorage.sdk import model
+from moorage.sdk.model import Access, AccessMode
 from moorage.storage import CreateVolume, Volume, VolumeKind, errors, failpoints, ids
 
 log = get_logger(__name__)
 
-_MARK = "csi.storage.k8s.io/ephemeral"
 
-
-def is_inline(volume_context: Mapping[str, str]) -> bool:
-    """Whether kubelet says that the volume is written into its pod."""
-    return volume_context.get(_MARK, "").lower() == "true"
-
-
-def publish(
-    parts: PluginContext, handle: str, target: Target, access: Access, read_only: bool, context: Mapping[str, str]
-) -> NodeVolume:
+def publish(parts: PluginContext, asked: model.NodeVolume, target: Target) -> NodeVolume:
     """Make the volume if need be and mount it at the target; a retry finishes what was begun."""
-    wanted = InlineParameters.parse(context)
+    access = asked.access
+    wanted = InlineParameters.parse(asked.context)
     if access.is_block:
         raise InvalidRequest("volume_capability: an inline volume cannot be a block device")
     kind = wanted.of_class.kind
@@ -47,7 +40,7 @@ def publish(
     pool = parts.pools.named(name)
     volume = pool.create_volume(
         CreateVolume(
-            name=handle,
+            name=asked.id,
             required_bytes=wanted.size_bytes,
             kind=kind,
             filesystem="" if kind is VolumeKind.DIRECTORY else filesystem,
@@ -57,7 +50,7 @@ def publish(
         )
     )
     failpoints.reached("ephemeral.created")
-    mode = AccessMode.SINGLE_NODE_READER_ONLY if read_only else AccessMode.SINGLE_NODE_WRITER
+    mode = AccessMode.SINGLE_NODE_READER_ONLY if asked.is_read_only else AccessMode.SINGLE_NODE_WRITER
     used = Access(mode, False, volume.filesystem, access.mount_flags)
     made = NodeVolume(volume, pool)
     staging.ensure_staged(made, target, used)

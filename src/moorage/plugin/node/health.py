@@ -7,52 +7,36 @@ Start reading at: `volume_health`, `usage`.
 import dataclasses
 from collections.abc import Sequence
 
-from moorage.csi import csi_pb2 as pb
 from moorage.host import loop, mounts
 from moorage.host.commands import run
 from moorage.host.errors import CommandFailed, HostError
 from moorage.log import get_logger
 from moorage.plugin.context import PluginContext
 from moorage.plugin.node.observe import NodeVolume, is_dead, observe
-from moorage.plugin.services import wire
+from moorage.sdk.model import Stats, StorageHealth
+from moorage.sdk.node_hooks import stats_of
 from moorage.storage import HealthEntry, HealthStatus, Pools, health, ids
 
 log = get_logger(__name__)
 
-_Usage = pb.VolumeUsage
-_StorageHealth = pb.NodeGetStorageHealthResponse.StorageBackendHealth
 
-
-def usage(volume: NodeVolume, path: str) -> list[pb.VolumeUsage]:
-    """Bytes and inodes of a filesystem; the size alone of a block device; nothing where nothing answers."""
+def usage(volume: NodeVolume, path: str) -> Stats | None:
+    """Bytes and inodes of a filesystem; the size alone of a block device; None where nothing answers."""
     try:
         return _usage(volume, path)
     except (HostError, OSError) as failed:
         log.warning("a volume did not tell its use", volume=volume.volume_id, path=path, error=str(failed))
-        return []
+        return None
 
 
-def _usage(volume: NodeVolume, path: str) -> list[pb.VolumeUsage]:
+def _usage(volume: NodeVolume, path: str) -> Stats:
     if volume.filesystem == "" and not volume.is_directory:
         size = max((loop.size_of(device.path) for device in observe(volume).loops), default=0)
-        return [_Usage(unit=_Usage.BYTES, total=size or volume.volume.size_bytes)]
+        return Stats(size or volume.volume.size_bytes)
     space = mounts.space_of(path)
     if volume.is_directory and volume.volume.size_enforced and volume.pool.filesystem == "btrfs":
         space = _within_quota(volume, space)
-    return [
-        _Usage(
-            unit=_Usage.BYTES,
-            total=space.total_bytes,
-            used=space.used_bytes,
-            available=space.available_bytes,
-        ),
-        _Usage(
-            unit=_Usage.INODES,
-            total=space.total_inodes,
-            used=space.used_inodes,
-            available=space.free_inodes,
-        ),
-    ]
+    return stats_of(space)
 
 
 def _within_quota(volume: NodeVolume, space: mounts.Space) -> mounts.Space:
@@ -96,7 +80,7 @@ def health_of_unreadable(parts: PluginContext, volume_id: str) -> list[HealthEnt
     return []
 
 
-def storage_health(pools: Pools) -> list[pb.NodeGetStorageHealthResponse.StorageBackendHealth]:
+def storage_health(pools: Pools) -> list[StorageHealth]:
     """What is wrong with the pools themselves: one entry for each reason, which names every pool that has it."""
     found: dict[str, list[tuple[str, HealthEntry]]] = {}
     for pool in pools:
@@ -105,17 +89,11 @@ def storage_health(pools: Pools) -> list[pb.NodeGetStorageHealthResponse.Storage
     return [_backend_health(each) for each in found.values()]
 
 
-def _backend_health(
-    sick: Sequence[tuple[str, HealthEntry]],
-) -> pb.NodeGetStorageHealthResponse.StorageBackendHealth:
+def _backend_health(sick: Sequence[tuple[str, HealthEntry]]) -> StorageHealth:
     names, first = [name for name, _ in sick], sick[0][1]
-    is_gone = first.status is HealthStatus.INACCESSIBLE
     which = f"pool {names[0]}" if len(names) == 1 else f"pools {', '.join(names)}"
-    return _StorageHealth(
-        status=pb.STORAGE_UNREACHABLE if is_gone else pb.STORAGE_DEGRADED,
-        reason=first.reason,
-        message=wire.short(f"{which}: {first.message}"),
-    )
+    is_gone = first.status is HealthStatus.INACCESSIBLE
+    return StorageHealth(f"{which}: {first.message}", first.reason, is_unreachable=is_gone)
 
 
 def _unique(entries: Sequence[HealthEntry]) -> list[HealthEntry]:

@@ -18,7 +18,6 @@ from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.host.targets import Target
 from moorage.log import get_logger
-from moorage.plugin.access import Access, AccessMode
 from moorage.plugin.node import staging
 from moorage.plugin.node.errors import ForeignMount, MountedDifferently, MountUnverified, NotStaged, StillPublished
 from moorage.plugin.node.observe import (
@@ -33,6 +32,8 @@ from moorage.plugin.node.observe import (
     vfs_words,
     wanted_words,
 )
+from moorage.sdk.model import Access, AccessMode
+from moorage.sdk.targets import live_mount, make_target
 from moorage.storage import failpoints
 
 log = get_logger(__name__)
@@ -66,7 +67,7 @@ def ensure_published(volume: NodeVolume, bind: Bind) -> None:
 
 def _ensure_published(volume: NodeVolume, bind: Bind) -> None:
     seen = _staged(volume, bind)
-    mount = _live_mount(bind.target)
+    mount = live_mount(bind.target)
     if mount is not None:
         _check_same(volume, bind, mount, seen)
         return
@@ -112,15 +113,6 @@ def _staged(volume: NodeVolume, bind: Bind) -> VolumeOnHost:
     return seen
 
 
-def _live_mount(target: Target) -> Mount | None:
-    mount = target.mounted()
-    if mount is not None and is_dead(target.path):
-        log.warning("a dead mount was taken away", target=target.path, source=mount.source)
-        target.unmount()
-        return target.mounted()
-    return mount
-
-
 def _check_same(volume: NodeVolume, bind: Bind, mount: Mount, seen: VolumeOnHost) -> None:
     """A repeated call is fine when nothing differs but the secrets."""
     why = ""
@@ -151,7 +143,7 @@ def _check_single_writer(volume: NodeVolume, bind: Bind, seen: VolumeOnHost) -> 
 
 
 def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
-    bind.target.ensure_directory(_FIELD)
+    make_target(bind.target, bind.access)
     failpoints.reached("bind.made")
     with bind.staging.held("staging_target_path") as source:
         bind.target.bind(_FIELD, source, wanted_words(bind.access.mount_flags, bind.is_read_only))
@@ -159,7 +151,7 @@ def _bind_directory(volume: NodeVolume, bind: Bind) -> None:
 
 def _bind_device(volume: NodeVolume, bind: Bind) -> int:
     with staging.loop_of(volume, observe(volume), read_only=bind.is_read_only) as device:
-        bind.target.ensure_file(_FIELD)
+        make_target(bind.target, bind.access)
         failpoints.reached("bind.made")
         bind.target.bind(_FIELD, device.path)
     return device.number

@@ -18,7 +18,6 @@ from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.host.targets import Target
 from moorage.log import get_logger
-from moorage.plugin.access import Access
 from moorage.plugin.node.errors import (
     DeviceStillOpen,
     ForeignMount,
@@ -38,6 +37,8 @@ from moorage.plugin.node.observe import (
     vfs_words,
     wanted_words,
 )
+from moorage.sdk.model import Access
+from moorage.sdk.targets import live_mount
 from moorage.storage import failpoints
 
 log = get_logger(__name__)
@@ -112,7 +113,7 @@ def ensure_unstaged(
 
 def _stage_directory(volume: NodeVolume, target: Target, access: Access) -> StageReport:
     read_only = access.mode.is_read_only
-    mount = _live_mount(target)
+    mount = live_mount(target)
     if mount is not None:
         if not _same_file(target.path, volume.data):
             raise MountedDifferently(volume.volume_id, target.path, f"{mount.source} is mounted there")
@@ -127,7 +128,7 @@ def _stage_directory(volume: NodeVolume, target: Target, access: Access) -> Stag
 def _stage_filesystem(volume: NodeVolume, target: Target, access: Access, read_only_device: bool) -> StageReport:
     read_only = access.mode.is_read_only or read_only_device
     seen = observe(volume)
-    mount = _live_mount(target)
+    mount = live_mount(target)
     if mount is not None:
         if not any(shows_loop(mount, device) for device in seen.loops):
             raise MountedDifferently(volume.volume_id, target.path, f"{mount.source} is mounted there")
@@ -264,16 +265,6 @@ def _default_options(fstype: str) -> list[str]:
     # A filesystem that notices errors stops writing: less is lost, and health can see it.
     errors = ["errors=remount-ro"] if fstype == "ext4" else []
     return [*filesystems.mount_options(fstype), *errors]
-
-
-def _live_mount(target: Target) -> Mount | None:
-    """The mount at the path; dead ones are taken away first."""
-    mount = target.mounted()
-    if mount is not None and is_dead(target.path):
-        log.warning("a dead mount was taken away", target=target.path, source=mount.source)
-        target.unmount()
-        return target.mounted()
-    return mount
 
 
 def _check_words(volume: NodeVolume, target: Target, mount: Mount, access: Access, read_only: bool) -> None:

@@ -1,1 +1,1 @@
-"""The CSI services: they translate messages and delegate."""
+"""What the plugin does at each CSI call, as operations of `moorage.sdk`, whose services check requests and answer."""

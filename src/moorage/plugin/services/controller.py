@@ -1,29 +1,18 @@
-"""The Controller service: volumes, snapshots, attaching and health, put together.
+"""The controller's operations, put together.
 
-Owns: the composition, and the list of what it can do.
-Start reading at: `controller_volumes`, `controller_snapshots`, `controller_attach`, `controller_health`.
+Start reading at: `volumes`, `snapshots`, `attaching`.
 """
 
-from typing import Any
-
-from moorage.csi import csi_pb2 as pb
-from moorage.csi import csi_pb2_grpc
 from moorage.plugin.context import PluginContext
-from moorage.plugin.services.capabilities import controller_capabilities
-from moorage.plugin.services.controller_attach import AttachCalls
-from moorage.plugin.services.controller_health import HealthCalls
-from moorage.plugin.services.controller_snapshots import SnapshotCalls
-from moorage.plugin.services.controller_volumes import VolumeCalls
+from moorage.plugin.services.attaching import Attaching
+from moorage.plugin.services.snapshots import Snapshots
+from moorage.plugin.services.volumes import Volumes
 
 
-class ControllerService(VolumeCalls, SnapshotCalls, AttachCalls, HealthCalls, csi_pb2_grpc.ControllerServicer):
-    """CSI messages in, domain calls out."""
+class PoolController(Volumes, Snapshots, Attaching):
+    """Controller calls on the pools of this plugin."""
 
     def __init__(self, parts: PluginContext) -> None:
         self._parts = parts
-
-    async def ControllerGetCapabilities(
-        self, request: pb.ControllerGetCapabilitiesRequest, context: Any
-    ) -> pb.ControllerGetCapabilitiesResponse:
-        capabilities = controller_capabilities(self._parts.settings)
-        return pb.ControllerGetCapabilitiesResponse(capabilities=capabilities)
+        is_hidden = not parts.settings.shows_alpha
+        self.hidden = frozenset({"GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH"} if is_hidden else ())

@@ -1,70 +1,56 @@
 """From a CreateVolume request to a wish that a pool understands.
 
-Owns: reading the request as a whole, choosing the pool, and matching the wish with its source.
-May not touch: gRPC status codes; errors carry theirs.
-Start reading at: `wish_from`, `create`.
+Owns: the parameters of the class, choosing the pool, and matching the wish with its source.
+Start reading at: `parse_create`, `create`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moorage.csi import csi_pb2 as pb
 from moorage.errors import InvalidRequest
-from moorage.plugin.access import Access, why_inconsistent, why_unsupported
+from moorage.plugin.access import why_unsupported
 from moorage.plugin.context import PluginContext
 from moorage.plugin.io_limits import LimitsUnsupported
 from moorage.plugin.node.staging import default_filesystem
 from moorage.plugin.parameters import ClassParameters, claim_from
-from moorage.plugin.services import wire
 from moorage.plugin.topology import check_place
+from moorage.sdk import model
+from moorage.sdk.model import Access
 from moorage.storage import CreateVolume, Pool, Snapshot, Source, Volume, VolumeKind, errors, ids, tunables
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """A checked request; `create` lacks only what depends on the source."""
+    """A request in the words of a class; `create` lacks only what depends on the source."""
 
     pool_name: str
     create: CreateVolume
-    accesses: tuple[Access, ...]
-    requisite: tuple[dict[str, str], ...]
+    asked: model.CreateVolume
     fs_type: str
 
-    @property
-    def volume_id(self) -> str:
-        return ids.id_from(self.create.name)
 
-    @property
-    def is_block(self) -> bool:
-        return self.accesses[0].is_block
-
-
-def parse_create(request: pb.CreateVolumeRequest) -> CreateRequest:
-    """InvalidRequest names the field that is missing or wrong."""
-    name = wire.required("name", request.name)
-    ids.id_from(name)
-    accesses = tuple(wire.accesses_from(request.volume_capabilities))
-    required, limit = wire.size_range_from("capacity_range", request.capacity_range)
+def parse_create(request: model.CreateVolume) -> CreateRequest:
+    """InvalidRequest names the parameter that is wrong."""
     chosen = ClassParameters.parse(request.parameters, request.mutable_parameters)
     tunables.validated(chosen.mutable)
-    _check_accesses(accesses, chosen.kind)
-    source = wire.source_from(request)
-    requisite, _ = wire.topologies_from(request.accessibility_requirements)
+    for access in request.accesses:
+        if why := why_unsupported(access, is_directory=chosen.kind is VolumeKind.DIRECTORY):
+            raise InvalidRequest(f"volume_capabilities: {why}")
     create = CreateVolume(
-        name=name,
-        required_bytes=required,
-        limit_bytes=limit,
+        name=request.name,
+        required_bytes=request.size.required,
+        limit_bytes=request.size.limit,
         kind=chosen.kind,
         thick=chosen.thick,
-        source=source,
+        source=None if request.source is None else Source(request.source.kind, request.source.id),
         in_use=chosen.in_use,
         mutable=chosen.mutable,
         claim=claim_from(request.parameters),
     )
-    return CreateRequest(chosen.pool, create, accesses, tuple(requisite), _fs_type(accesses, chosen))
+    return CreateRequest(chosen.pool, create, request, _fs_type(request.accesses, chosen))
 
 
-def _fs_type(accesses: tuple[Access, ...], chosen: ClassParameters) -> str:
+def _fs_type(accesses: Sequence[Access], chosen: ClassParameters) -> str:
     """The filesystem that the capabilities name, or else the class."""
     asked = next((access.fs_type for access in accesses if access.fs_type), "")
     if asked and chosen.fs_type and asked != chosen.fs_type:
@@ -76,7 +62,7 @@ def _fs_type(accesses: tuple[Access, ...], chosen: ClassParameters) -> str:
 
 def create(parts: PluginContext, wish: CreateRequest) -> Volume:
     """The volume of this name, made now or found; every error leaves nothing behind."""
-    check_place(wish.requisite, parts.settings)
+    check_place(wish.asked.requisite, parts.settings)
     check_limits(parts, wish.create.mutable, wish.create.kind)
     existing = _existing(parts, wish)
     pool = _pool_for(parts, wish) if existing is None else parts.pools.named(existing.pool)
@@ -101,22 +87,14 @@ def check_limits(parts: PluginContext, changes: Mapping[str, str], kind: VolumeK
         raise LimitsUnsupported(f"I/O limits are not possible: {why}")
 
 
-def _check_accesses(accesses: tuple[Access, ...], kind: VolumeKind) -> None:
-    why = why_inconsistent(accesses)
-    for access in accesses:
-        why = why or why_unsupported(access, is_directory=kind is VolumeKind.DIRECTORY)
-    if why:
-        raise InvalidRequest(f"volume_capabilities: {why}")
-
-
 def _existing(parts: PluginContext, wish: CreateRequest) -> Volume | None:
     """The volume of this name, in whichever pool; a name that exists stays where it is."""
-    pool = parts.pools.of_volume(wish.volume_id)
+    pool = parts.pools.of_volume(wish.asked.volume_id)
     if pool is None:
         return None
     if wish.pool_name not in ("", pool.name):
         raise errors.NameTaken("volume", wish.create.name, f"it is in pool {pool.name}")
-    return pool.find_volume(wish.volume_id)
+    return pool.find_volume(wish.asked.volume_id)
 
 
 def _pool_for(parts: PluginContext, wish: CreateRequest) -> Pool:
@@ -153,7 +131,7 @@ def _filesystem_for(wish: CreateRequest, source: Volume | Snapshot | None, exist
     """
     if source is not None and source.kind is not wish.create.kind:
         raise InvalidRequest(f"parameters: kind is {wish.create.kind}, but the source's is {source.kind}")
-    if wish.create.kind is VolumeKind.DIRECTORY or wish.is_block:
+    if wish.create.kind is VolumeKind.DIRECTORY or wish.asked.is_block:
         return ""
     if source is not None and source.filesystem:
         if wish.fs_type and wish.fs_type != source.filesystem:
