@@ -17,7 +17,7 @@ from moorage.errors import MoorageError, UsageError
 from moorage.printable import one_line
 from moorage.process import stop_event
 from moorage.sdk.driver import Driver, Environment
-from moorage.sdk.serving import serve
+from moorage.sdk.process import serve
 
 _SERVICES = ("controller", "node")
 

@@ -19,7 +19,15 @@ from moorage.sdk.errors import FailedPrecondition, NotFound
 from moorage.sdk.model import Access, Health, NodeVolume, SizeRange, Stats, StorageHealth
 from moorage.sdk.operations import BlockingCalls, NodeInfo, NodeOperations, VolumeUse
 from moorage.sdk.publications import Publications
-from moorage.sdk.targets import PublishTarget, StagingTarget, live_mount, make_target, undo_publish, verify_publish
+from moorage.sdk.targets import (
+    PublishTarget,
+    StagingTarget,
+    live_mount,
+    make_target,
+    stats_of,
+    undo_publish,
+    verify_publish,
+)
 
 _HOOKS = {  # where operation and hooks have other names; "publish" is what makes a driver serve nodes
     "unstage": ("stage",),
@@ -144,14 +152,3 @@ def filesystem_stats(path: Path) -> Stats:
         with open(path, "rb") as device:
             return Stats(device.seek(0, os.SEEK_END))
     return stats_of(mounts.space_of(path))
-
-
-def stats_of(space: mounts.Space) -> Stats:
-    return Stats(
-        space.total_bytes,
-        space.used_bytes,
-        space.available_bytes,
-        space.total_inodes,
-        space.used_inodes,
-        space.free_inodes,
-    )

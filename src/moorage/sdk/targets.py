@@ -11,7 +11,7 @@ from moorage.host import filesystems, mountinfo, mounts
 from moorage.host.targets import Target
 from moorage.log import get_logger
 from moorage.sdk.errors import DriverError, FailedPrecondition
-from moorage.sdk.model import Access
+from moorage.sdk.model import Access, Stats
 
 _log = get_logger(__name__)
 
@@ -112,3 +112,14 @@ def undo_publish(target: Target, existed: bool) -> None:
     target.unmount()
     if not existed:
         target.remove()
+
+
+def stats_of(space: mounts.Space) -> Stats:
+    return Stats(
+        space.total_bytes,
+        space.used_bytes,
+        space.available_bytes,
+        space.total_inodes,
+        space.used_inodes,
+        space.free_inodes,
+    )

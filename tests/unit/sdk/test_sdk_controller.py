@@ -21,7 +21,7 @@ from moorage.sdk import (
     Snapshot,
     Volume,
 )
-from moorage.sdk.serving import serve
+from moorage.sdk.process import serve
 
 GIB = 1 << 30
 MOUNT = pb.VolumeCapability(mount=pb.VolumeCapability.MountVolume(), access_mode=pb.VolumeCapability.AccessMode(mode=1))

@@ -14,7 +14,7 @@ from moorage.log import get_logger
 from moorage.plugin.context import PluginContext
 from moorage.plugin.node.observe import NodeVolume, is_dead, observe
 from moorage.sdk.model import Stats, StorageHealth
-from moorage.sdk.node_hooks import stats_of
+from moorage.sdk.targets import stats_of
 from moorage.storage import HealthEntry, HealthStatus, Pools, health, ids
 
 log = get_logger(__name__)
