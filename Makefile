@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo quick test check fix coverage docs bench image image-check release pins generate clean
+.PHONY: help demo quick test check fix coverage docs bench wheel image image-check release pins generate clean
 # The unit tests that mount nothing and start no processes.
 QUICK := tests/unit/test_documentation.py tests/unit/test_words.py tests/unit/kube tests/unit/controllers tests/unit/sidecars \
 	tests/unit/insight tests/unit/cli tests/unit/host tests/unit/deploy
@@ -48,6 +48,10 @@ docs: ## write the generated pages and build the site in build/site; a broken li
 bench: ## run every benchmark; each prints its figure and its bound
 	@scripts/prepare dev
 	@$(BIN)/python benchmarks/all.py
+
+wheel: ## build the pure Python wheel in dist/
+	@scripts/prepare dev
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 image: ## make the container image as an OCI archive, without pulling a base image
 	@deploy/image/build

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
-# The official client is only for kubeconfigs that run a login program; in a cluster there is none. It is 75 MB.
-LEFT_OUT = {"kubernetes", "setuptools"}
+LEFT_OUT = {"setuptools"}
 _NOT_NEEDED = re.compile(r"(^|/)(__pycache__|tests?|testing)(/|$)|\.(pyi|pyx|pxd|c|h|cpp|pyc)$")
 _NOT_FROM_WHEELS = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # differ from machine to machine
 _COMMAND = """#!/usr/bin/python3

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from moorage import __version__, log
-from moorage.cli import show
+from moorage.cli import extras, show
 from moorage.cli.lazy_typer import without_adapters
 from moorage.errors import MoorageError
 
@@ -49,6 +49,7 @@ class LazyGroup(TyperGroup):
         module, summary = COMMANDS[cmd_name]
         if not _is_wanted(cmd_name):
             return TyperCommand(cmd_name, short_help=summary, help=summary)
+        extras.require(cmd_name)
         command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
         command.short_help = summary

@@ -1,5 +1,6 @@
 """The package is Python alone: one wheel for every machine, and no compiler to install it."""
 
+import tomllib
 from pathlib import Path
 
 from setuptools.config.pyprojecttoml import apply_configuration
@@ -19,3 +20,12 @@ def test_the_wheel_is_for_every_machine(monkeypatch):
     distribution = apply_configuration(Distribution(), PROJECT / "pyproject.toml")
     assert distribution.is_pure()
     assert not distribution.has_ext_modules()
+
+
+def test_it_installs_no_kubernetes_client_and_pins_name_no_host():
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["all"]]
+    assert not [name for name in needed if name.startswith(("kubernetes", "hpack"))]
+    pins = (PROJECT / "requirements.txt").read_text()
+    assert "\nkubernetes==" not in pins
+    assert "://" not in pins

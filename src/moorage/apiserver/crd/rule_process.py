@@ -25,7 +25,7 @@ ANSWER_S = 10.0  # the process has less processor time; this is for a machine th
 START_S = 15.0
 IDLE_S = 60.0
 LIMIT_WAITING = 100
-NEEDS_EXTRA = "validation rules and patterns need the extra of the API server: install moorage[apiserver]"
+NEEDS_EXTRA = 'validation rules and patterns need packages that are not installed: run pip install "moorage[apiserver]"'
 OUT_OF_BUDGET = "the validation rules exceed their cost budget of time or memory"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moorage.cli import show
+from moorage.cli import extras, show
 from moorage.cli.show import Output
 from moorage.cli.volume.group import app, bytes_from
 from moorage.errors import MoorageError, UsageError
@@ -34,6 +34,7 @@ def export(
 
     A volume is exported from a snapshot cut for it, which goes afterwards.
     """
+    extras.require("volume export")
     as_json = show.check_output(output)
     to = _To(file, resume, skip, sync)
     _check_export(to, overwrite, as_json)
@@ -130,6 +131,7 @@ def import_volume(
     output: Output = "text",
 ) -> None:
     """Make a volume from a stream, or bring one to the next state; an import that was cut off goes on."""
+    extras.require("volume import")
     from moorage.storage.transfer.import_ import ImportRequest, import_stream
 
     as_json = show.check_output(output)

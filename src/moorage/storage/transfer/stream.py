@@ -15,11 +15,11 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import msgspec
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from moorage.errors import InvalidRequest
 from moorage.host.errors import host_error
@@ -32,7 +32,7 @@ CHUNK_BYTES = 1024 * 1024
 HEAD, DATA, ZERO, TAIL = b"HEAD", b"DATA", b"ZERO", b"TAIL"
 _FIELDS = struct.Struct("<4sIQQ16sI")  # kind, padding, offset, length, checksum of the payload, reserved
 _FRAME = struct.Struct("<44sI")  # the fields, checksum of them
-_GMAC, _NONCE = AESGCM(b"moorage volume export, format 01"), bytes(12)
+_KEY, _NONCE = b"moorage volume export, format 01", bytes(12)
 _ALIGN = 4096
 _ALIGNED_FROM = 256 * 1024
 _ZEROS = bytes(_ALIGN)
@@ -105,7 +105,15 @@ def checksum_of(payload: bytes | memoryview) -> bytes:
     128 bits at tens of GiB/s with the processor's own instructions; CRC-32 and SHA-256 of the standard library take
     longer than all the reading and writing.
     """
-    return _GMAC.encrypt(_NONCE, b"", payload) if len(payload) else bytes(16)
+    return _gmac()(_NONCE, b"", payload) if len(payload) else bytes(16)
+
+
+@cache
+def _gmac() -> Callable[[bytes, bytes, bytes | memoryview], bytes]:
+    """Imported at the first use: pools are read also where the package is not installed."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(_KEY).encrypt
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
