@@ -30,6 +30,7 @@ from moorage.sdk.backends import (
 )
 
 MIB = 1 << 20
+LARGEST = 8 << 40  # what a file can have on every filesystem
 
 
 class Images(Driver):
@@ -52,7 +53,7 @@ class Images(Driver):
     # --- the controller ---------------------------------------------------------------------------------------------
 
     def create_volume(self, request: CreateVolume) -> Volume:
-        size = request.size.choose(default=self.default_size_bytes, step=MIB, least=64 * MIB)
+        size = request.size.choose(default=self.default_size_bytes, step=MIB, least=64 * MIB, most=LARGEST)
         with building(self.image(request.volume_id)) as image:
             os.truncate(image, size)
         return request.volume(size)
@@ -61,7 +62,7 @@ class Images(Driver):
         assert request.source is not None
         is_snapshot = request.source.kind == "snapshot"
         source = (self.snapshot if is_snapshot else self.image)(request.source.id)
-        size = request.size.choose(default=source.stat().st_size, step=MIB)
+        size = request.size.choose(default=source.stat().st_size, step=MIB, most=LARGEST)
         with building(self.image(request.volume_id)) as image:
             copy_file(source, image)
             os.truncate(image, size)
@@ -71,7 +72,7 @@ class Images(Driver):
         self.image(volume_id).unlink(missing_ok=True)
 
     def expand_volume(self, volume: Volume, size: SizeRange) -> Expanded:
-        chosen = size.choose(default=volume.size_bytes, step=MIB)
+        chosen = size.choose(default=volume.size_bytes, step=MIB, most=LARGEST)
         os.truncate(self.image(volume.id), chosen)
         return Expanded(chosen, needs_node=True)
 
@@ -85,7 +86,7 @@ class Images(Driver):
 
     def capacity(self, parameters: object, segments: object) -> Capacity:
         found = os.statvfs(self.root)
-        return Capacity(found.f_bavail * found.f_frsize, smallest_bytes=64 * MIB)
+        return Capacity(found.f_bavail * found.f_frsize, smallest_bytes=64 * MIB, largest_bytes=LARGEST)
 
     # --- the node ---------------------------------------------------------------------------------------------------
 
@@ -100,7 +101,10 @@ class Images(Driver):
 
     def publish(self, volume: NodeVolume, target: PublishTarget) -> None:
         assert volume.staging is not None
-        target.bind(loop_device(self.image(volume.id)) if volume.access.is_block else volume.staging)
+        if volume.access.is_block:  # a read-only mount of a device does not keep anyone from writing to the device
+            target.bind(loop_device(self.image(volume.id), read_only=volume.is_read_only))
+        else:
+            target.bind(volume.staging)
 
     def expand_on_node(self, volume_id: str, path: Path, size: SizeRange) -> int:
         image = self.image(volume_id)

@@ -16,7 +16,6 @@ STILL_THERE = {
     "moorage/apiserver": 12,
     "moorage/cli": 5,
     "moorage/cluster": 3,
-    "moorage/conformance": 1,
     "moorage/controllers": 28,
     "moorage/host": 20,
     "moorage/insight": 32,

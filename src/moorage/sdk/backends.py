@@ -50,12 +50,15 @@ def remove_directory(path: Path) -> None:
     remove_tree(path)
 
 
-def loop_device(image: Path) -> Path:
-    """Return the loop device of an image; attach one if there is none. Raises NotFound if there is no image."""
+def loop_device(image: Path, *, read_only: bool = False) -> Path:
+    """Return the loop device of an image; attach one if there is none. Raises NotFound if there is no image.
+
+    A read-only device is another one than that for writing.
+    """
     if not image.exists():
         raise NotFound(f"there is no image {image.name}")
-    found = loop.find(image)
-    return Path((found[0] if found else loop.attach(image)).path)
+    found = [device for device in loop.find(image) if device.read_only == read_only]
+    return Path((found[0] if found else loop.attach(image, read_only=read_only)).path)
 
 
 def release_loop_devices(image: Path) -> None:

@@ -17,7 +17,7 @@ from moorage.host import mountinfo, mounts
 
 pytestmark = pytest.mark.root
 
-ONLY = "published where asked"
+ONLY = "NodePublishVolume.works"
 
 
 class LeavingDriver(csi_pb2_grpc.IdentityServicer, csi_pb2_grpc.ControllerServicer, csi_pb2_grpc.NodeServicer):
