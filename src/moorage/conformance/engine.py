@@ -131,7 +131,7 @@ class Run:
             return await self._repeated(suspects)
         names = ", ".join(check.id for check, _ in suspects)
         self._lost_in = suspects[0][0].id
-        note = f"these checks ran at that moment: {names}; with --jobs 1 or --restart-command the right one is told"
+        note = f"these checks ran at that moment: {names}; with --jobs 1 or --restart-command the right one is found"
         first, *rest = suspects
         blamed = replace(first[1], notes=(*first[1].notes, note))
         return [blamed, *(self._not_run(check, first[0].id) for check, _ in rest)]
@@ -198,7 +198,7 @@ class Run:
         return CheckResult(check.id, check.rule, Outcome.PASSED)
 
     def _follow_up(self, check: Check, unmet: NotMet) -> CheckResult:
-        """A step failed that another check is about. If that one has failed as well, it is told there."""
+        """A step failed that another check is about. If that one has failed as well, it is reported there."""
         if unmet.owner in self._session.broken and not isinstance(unmet.cause, DriverCrashed):
             return self._not_run(check, unmet.owner)
         return self._failed(check, unmet.cause)
