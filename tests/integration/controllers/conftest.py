@@ -1,14 +1,10 @@
-"""A stage for replaying scenarios, and the import of `replay` beside this file."""
+"""A stage for replaying scenarios."""
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from replay import Stage, open_stage
+from tests.integration.controllers.replay import Stage, open_stage
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A client of an API that has a bad day, for tests of controllers that must get through it."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from moorage.kube.api.client import Client, WatchEvent
@@ -27,7 +27,7 @@ class Flaky(Client):
             await super().request(method, path, body, **options)
         raise Unavailable(503, "Unreachable", "the connection was lost")
 
-    async def watch(self, kind: Any, namespace: str = "", **options: Any) -> AsyncIterator[WatchEvent[Any]]:
+    async def watch(self, kind: Any, namespace: str = "", **options: Any) -> AsyncGenerator[WatchEvent[Any], None]:
         left = self._chance.randint(4, 20)
         async for event in super().watch(kind, namespace, **options):
             yield event

@@ -315,8 +315,8 @@ def renamed(state: State, table: Mapping[str, str]) -> State:
 
 
 def difference(wanted: State, found: State) -> list[str]:
-    texts = (json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (wanted, found))
-    return list(difflib.unified_diff(*texts, "recorded", "here", lineterm="", n=2))
+    recorded, here = (json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (wanted, found))
+    return list(difflib.unified_diff(recorded, here, "recorded", "here", lineterm="", n=2))
 
 
 def substitute(value: Any, table: Mapping[str, str]) -> Any:

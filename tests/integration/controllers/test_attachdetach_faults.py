@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flaky import Flaky
-from replay import Scenario, Stage, config_of, replay, scenarios
+from tests.integration.controllers.flaky import Flaky
+from tests.integration.controllers.replay import Scenario, Stage, config_of, replay, scenarios
 
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.context import ControllerOptions
@@ -22,9 +22,9 @@ _RETRIES_WITHIN_S = 5.0
 class Patient(Stage):
     """A stage that also waits for what is tried again in a moment."""
 
-    async def settle(self, timeout_s: float = 60.0) -> None:
+    async def settle(self, timeout_s: float = 60.0, *, resync: bool = True) -> None:
         while True:
-            await super().settle(timeout_s)
+            await super().settle(timeout_s, resync=resync)
             waits = [work.next_due_s() for work in self.activity._watched if hasattr(work, "next_due_s")]
             if not any(due is not None and due < _RETRIES_WITHIN_S for due in waits):
                 return

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from replay import Stage
+from tests.integration.controllers.replay import Stage
 
 from moorage.kube.api.client import Client
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim

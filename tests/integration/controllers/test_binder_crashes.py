@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay import Scenario, Stage, config_of, open_stage, replay, scenarios
+from tests.integration.controllers.replay import Scenario, Stage, config_of, open_stage, replay, scenarios
 
 from moorage.kube.api.client import Client
 

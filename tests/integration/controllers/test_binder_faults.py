@@ -1,14 +1,14 @@
 """An API that refuses, forgets to answer, drops its watches, loses its history or restarts delays things, no more."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flaky import Flaky
-from replay import Scenario, Stage, config_of, replay, scenarios
+from tests.integration.controllers.flaky import Flaky
+from tests.integration.controllers.replay import Scenario, Stage, config_of, replay, scenarios
 
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.context import ControllerOptions
@@ -45,7 +45,7 @@ class LateClasses(Client):
             self.was_asked.set()
         return answer
 
-    async def watch(self, kind: Any, namespace: str = "", **options: Any) -> AsyncIterator[WatchEvent[Any]]:
+    async def watch(self, kind: Any, namespace: str = "", **options: Any) -> AsyncGenerator[WatchEvent[Any], None]:
         async for event in super().watch(kind, namespace, **options):
             if kind is StorageClass and event.type == "ADDED":
                 await self.gate.wait()

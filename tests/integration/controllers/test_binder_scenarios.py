@@ -1,7 +1,7 @@
 """What Kubernetes was recorded to do with claims and volumes, the binder does too."""
 
 import pytest
-from replay import Scenario, Stage, replay, scenarios
+from tests.integration.controllers.replay import Scenario, Stage, replay, scenarios
 
 
 @pytest.mark.parametrize("scenario", scenarios("binder"), ids=lambda scenario: scenario["name"])

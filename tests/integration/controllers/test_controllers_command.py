@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from replay import Stage
+from tests.integration.controllers.replay import Stage
 from typer.testing import CliRunner
 
 from moorage.cli.controllers import app

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from replay import Stage
+from tests.integration.controllers.replay import Stage
 
 from moorage.controllers.run import ControllerSettings, LeaseOptions, checks, run
 from moorage.errors import UsageError
@@ -82,7 +82,11 @@ async def test_a_leader_that_does_not_renew_is_unwell(stage: Stage) -> None:
     elector = Elector(stage.client, ElectionConfig("one", "default", "me"), clock=lambda: now[0])
     asked = checks(elector)
     done = asyncio.Event()
-    leading = asyncio.create_task(elector.lead(done.wait))
+
+    async def work() -> None:
+        await done.wait()
+
+    leading = asyncio.create_task(elector.lead(work))
     async with asyncio.timeout(60):
         while not elector.is_leader:
             await asyncio.sleep(0.01)

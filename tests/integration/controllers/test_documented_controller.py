@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from replay import Stage
+from tests.integration.controllers.replay import Stage
 
 from moorage.controllers.run import CONTROLLERS
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim

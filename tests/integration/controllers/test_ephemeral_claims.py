@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from replay import Stage
+from tests.integration.controllers.replay import Stage
 
 from moorage.kube.objects import Event, PersistentVolumeClaim, Pod
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay import Stage, open_stage
+from tests.integration.controllers.replay import Stage, open_stage
 
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import NotFound

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from flaky import Flaky
-from replay import Stage, config_of
+from tests.integration.controllers.flaky import Flaky
+from tests.integration.controllers.replay import Stage, config_of
 
 from moorage.apiserver.run import ApiServer, Config
 from moorage.controllers.context import ControllerOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from replay import Stage, open_stage
+from tests.integration.controllers.replay import Stage, open_stage
 
 from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
 from moorage.kube.objects import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod

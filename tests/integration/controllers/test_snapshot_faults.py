@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from flaky import Flaky
-from replay import Stage, config_of
+from tests.integration.controllers.flaky import Flaky
+from tests.integration.controllers.replay import Stage, config_of
 
 from moorage.kube import names
 from moorage.kube.api.client import Client

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from replay import Stage, open_stage
+from tests.integration.controllers.replay import Stage, open_stage
 
 from moorage.controllers.context import ControllerOptions
 from moorage.controllers.snapshots.flavour import GROUP, SINGLE, member_suffix
@@ -268,7 +268,10 @@ async def test_a_ready_snapshot_whose_content_vanished_is_no_longer_ready(scene:
 
 async def test_a_secret_named_by_the_class_is_noted_for_deletion(scene: Scene) -> None:
     start = "csi.storage.k8s.io/snapshotter-secret-"
-    given = {f"{start}name": "${volumesnapshot.name}-key", f"{start}namespace": "${volumesnapshot.namespace}"}
+    given: dict[str, Any] = {
+        f"{start}name": "${volumesnapshot.name}-key",
+        f"{start}namespace": "${volumesnapshot.namespace}",
+    }
     await scene.add_class("sealed", **given)
     content = await scene.content_of(await scene.take(CLAIM, "sealed"))
     assert content.annotations[names.SNAPSHOT_SECRET_NAME] == "snap-key"

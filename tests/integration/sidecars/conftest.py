@@ -47,7 +47,11 @@ class Lab:
         self, *roles: Role, node: str = "", host: str = "host-1", pod: str = "", **settings: Any
     ) -> asyncio.Task[None]:
         """Start the sidecars in this process, as an own instance with its own connections."""
-        defaults = {"csi_address": self.driver.endpoint, "retry_interval_start_s": 0.05, "retry_interval_max_s": 0.4}
+        defaults: dict[str, Any] = {
+            "csi_address": self.driver.endpoint,
+            "retry_interval_start_s": 0.05,
+            "retry_interval_max_s": 0.4,
+        }
         wanted = WantedRoles(
             SidecarSettings(**(defaults | settings)),
             Environment(node_name=node, namespace="default", hostname=host, pod_name=pod),

@@ -28,7 +28,7 @@ class FaultyProxy:
         self._url = url
         self._rng = rng
         self.share = 0.0
-        self.spoilt = Counter()
+        self.spoilt: Counter[str] = Counter()
 
     async def __aenter__(self):
         self._session = aiohttp.ClientSession()

@@ -1,5 +1,7 @@
 """Attachments become published volumes and back: the attacher against a scripted driver."""
 
+from typing import Any
+
 import pytest
 
 from moorage.csi import csi_pb2 as pb
@@ -160,7 +162,7 @@ async def test_a_volume_is_published_with_its_secret_and_only_as_read_only_as_th
     rpcs = ("PUBLISH_UNPUBLISH_VOLUME", *(("PUBLISH_READONLY",) if can_read_only else ()))
     async with make_lab(Abilities(rpcs=rpcs)) as lab:
         lab.driver.backend.volumes["h1"] = pb.Volume(volume_id="h1", capacity_bytes=1 << 30)
-        body = {"metadata": {"name": "key", "namespace": "default"}, "data": {"token": "c2VjcmV0"}}
+        body: dict[str, Any] = {"metadata": {"name": "key", "namespace": "default"}, "data": {"token": "c2VjcmV0"}}
         await lab.client.create(Secret, body, "default")
         await lab.make_node("node-1")
         lab.start(Role.ATTACHER, default_fstype="xfs")

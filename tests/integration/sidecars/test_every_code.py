@@ -7,6 +7,7 @@ with the code in its name. CreateVolume and DeleteVolume have their own tests in
 import asyncio
 from collections import Counter
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import pytest
@@ -56,7 +57,7 @@ class Script:
 
     def __init__(self, lab, method, handle_of):
         self.method, self._handle_of = method, handle_of
-        self.failed = Counter()
+        self.failed: Counter[str] = Counter()
         self.is_on = True
         lab.driver.chooser = self
 
@@ -128,7 +129,7 @@ async def now(lab, kind):
 
 async def follow(lab, kind, since, is_done):
     """Every version of every object that was written after `since`, by code, until all are done; None is a deletion."""
-    seen = {code: [] for code in CODES}
+    seen: dict[str, list[Any]] = {code: [] for code in CODES}
     try:
         async with asyncio.timeout(60.0), aclosing(lab.client.watch(kind, version=since)) as events:
             async for event in events:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def refusing(code):
 class Pair:
     """The survivor uses the laboratory's driver, the victim the other one."""
 
-    lab: object
+    lab: Any
     driver: ScriptedDriver
 
     def start_survivor(self):

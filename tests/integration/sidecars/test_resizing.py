@@ -1,5 +1,7 @@
 """Volumes grow and change their class: the resizer against a scripted driver."""
 
+from typing import Any
+
 import pytest
 
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, Secret, VolumeAttributesClass
@@ -71,7 +73,7 @@ async def test_the_node_finishes_what_it_must_and_the_old_size_is_forgotten(lab)
     assert "FileSystemResizePending" in {c.type for c in claim.status.conditions}
     volume = await lab.client.get(PersistentVolume, claim.spec.volume_name)
     assert volume.annotations["volume.alpha.kubernetes.io/pre-resize-capacity"] == "1Gi"
-    status = {"capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": None, "conditions": []}
+    status: dict[str, Any] = {"capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": None, "conditions": []}
     await lab.client.patch(PersistentVolumeClaim, "data", {"status": status}, "default", subresource="status")
 
     async def is_clean():

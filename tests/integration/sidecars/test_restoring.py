@@ -1,5 +1,7 @@
 """Volumes made from snapshots: what is checked, what is protected meanwhile, and what a crash leaves behind."""
 
+from typing import Any
+
 import pytest
 
 from moorage.csi import csi_pb2 as pb
@@ -22,8 +24,8 @@ async def make_snapshot(lab, name="s", *, finalizers=(), node="", ready=True, **
     metadata = {"name": name, "namespace": "default", "finalizers": list(finalizers)}
     source = {"persistentVolumeClaimName": "gone"}
     made = await lab.client.create(VolumeSnapshot, {"metadata": metadata, "spec": {"source": source}}, "default")
-    content = {"name": f"content-{name}", "labels": {MANAGED_BY: node} if node else {}}
-    spec = {
+    content: dict[str, Any] = {"name": f"content-{name}", "labels": {MANAGED_BY: node} if node else {}}
+    spec: dict[str, Any] = {
         "volumeSnapshotRef": {"name": name, "namespace": "default", "uid": made.uid},
         "deletionPolicy": "Delete",
         "driver": lab.driver.name,
@@ -31,7 +33,7 @@ async def make_snapshot(lab, name="s", *, finalizers=(), node="", ready=True, **
         **content_spec,
     }
     await lab.client.create(VolumeSnapshotContent, {"metadata": content, "spec": spec})
-    status = {"status": {"snapshotHandle": handle, "readyToUse": ready, "restoreSize": 1 << 30}}
+    status: dict[str, Any] = {"status": {"snapshotHandle": handle, "readyToUse": ready, "restoreSize": 1 << 30}}
     await lab.client.patch(VolumeSnapshotContent, content["name"], status, subresource="status")
     status = {"boundVolumeSnapshotContentName": content["name"], "readyToUse": ready, "restoreSize": "1Gi"}
     await lab.client.patch(VolumeSnapshot, name, {"status": status}, "default", subresource="status")

@@ -1,5 +1,7 @@
 """A node that is gone for good: what waits for it is let go, what is in use is only reported."""
 
+from typing import Any
+
 from moorage.kube.objects import (
     Lease,
     PersistentVolume,
@@ -88,13 +90,17 @@ async def make_held_objects(lab, volume):
     held = {"metadata": {"finalizers": ["external-attacher/test-csi-moorage-dev"]}}
     await lab.client.patch(VolumeAttachment, "va", held)
     finalizers = ["provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"]
-    metadata = {"name": "s", "namespace": "default", "finalizers": finalizers}
+    metadata: dict[str, Any] = {"name": "s", "namespace": "default", "finalizers": finalizers}
     body = {"metadata": metadata, "spec": {"source": {"persistentVolumeClaimName": "origin"}}}
     snapshot = await lab.client.create(VolumeSnapshot, body, "default")
     common = {"driver": lab.driver.name, "deletionPolicy": "Delete"}
     reference = {"name": "s", "namespace": "default", "uid": snapshot.uid}
-    spec = {**common, "volumeSnapshotRef": reference, "source": {"volumeHandle": "h1"}}
-    metadata = {"name": "content", "labels": labels, "finalizers": [f"{prefix}/volumesnapshotcontent-bound-protection"]}
+    spec: dict[str, Any] = {**common, "volumeSnapshotRef": reference, "source": {"volumeHandle": "h1"}}
+    metadata = {
+        "name": "content",
+        "labels": labels,
+        "finalizers": [f"{prefix}/volumesnapshotcontent-bound-protection"],
+    }
     await lab.client.create(VolumeSnapshotContent, {"metadata": metadata, "spec": spec})
     reference = {"name": "g", "namespace": "default"}
     spec = {**common, "volumeGroupSnapshotRef": reference, "source": {"volumeHandles": ["h1"]}}

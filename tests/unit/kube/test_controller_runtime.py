@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from moorage.kube.control.writer import Writer
 from moorage.kube.errors import AlreadyExists, Conflict, NotFound
 from moorage.kube.objects import ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment
 
+NO_CLIENT: Any = None
 MAPS = "/api/v1/namespaces/ns/configmaps"
 
 
@@ -24,7 +26,7 @@ def config_map(name: str, version: int = 1) -> ConfigMap:
 
 
 def cache_of(*objects: ConfigMap) -> Informer[ConfigMap]:
-    cache: Informer[ConfigMap] = Informer(None, ConfigMap)  # type: ignore[arg-type]
+    cache: Informer[ConfigMap] = Informer(NO_CLIENT, ConfigMap)
     cache._replace({obj.key: obj for obj in objects}, 1)
     return cache
 
@@ -61,7 +63,7 @@ def test_each_cached_object_and_each_change_is_reconciled(virtual):
             await asyncio.sleep(1)
             assert notes.seen == ["a", "b"]
             cache._put(config_map("c", 5))
-            cache._drop(cache.get("ns/a"), cache.get("ns/a"))
+            cache._drop(config_map("a"), config_map("a"))
             await asyncio.sleep(1)
         assert notes.seen == ["a", "b", "c", "a"]
 
@@ -70,7 +72,11 @@ def test_each_cached_object_and_each_change_is_reconciled(virtual):
 
 def test_nothing_is_reconciled_before_every_cache_is_complete(virtual):
     async def story():
-        complete, watched, read = cache_of(config_map("a")), Informer(None, ConfigMap), Informer(None, ConfigMap)
+        complete, watched, read = (
+            cache_of(config_map("a")),
+            Informer(NO_CLIENT, ConfigMap),
+            Informer(NO_CLIENT, ConfigMap),
+        )
         notes = Notes()
         watches = [notes.controller.watch(complete, keys), notes.controller.watch(watched, keys)]
         async with running([notes.controller], watches, reads=[read]):
@@ -104,7 +110,8 @@ def test_a_second_run_replays_the_cache_and_a_stopped_one_hears_nothing(virtual)
 
 def test_what_runs_beside_begins_with_complete_caches_and_ends_with_the_rest(virtual):
     async def story():
-        cache, seen = Informer(None, ConfigMap), []
+        cache = Informer(NO_CLIENT, ConfigMap)
+        seen: list[Any] = []
 
         async def beside():
             seen.append(len(cache))
@@ -138,7 +145,7 @@ def test_a_failure_beside_ends_the_run(virtual):
 def test_a_watch_without_replay_hears_changes_only(virtual):
     async def story():
         cache, heard = cache_of(config_map("a")), []
-        async with running([], [Watch(cache, lambda old, new: heard.append(new.name), replay=False)]):
+        async with running([], [Watch(cache, lambda old, new: heard.append(new and new.name), replay=False)]):
             await asyncio.sleep(1)
             assert heard == []
             cache._put(config_map("b", 5))
@@ -201,7 +208,7 @@ def test_a_subscription_ends_with_its_block_also_inside_a_notification(virtual):
         cache, heard = cache_of(), []
         stack = contextlib.ExitStack()
         stack.enter_context(cache.subscription(lambda old, new: stack.close()))
-        stack.enter_context(cache.subscription(lambda old, new: heard.append(new.name)))
+        stack.enter_context(cache.subscription(lambda old, new: heard.append(new and new.name)))
         cache._put(config_map("a", 5))
         cache._put(config_map("b", 6))
         assert heard == ["a"]
@@ -224,7 +231,7 @@ def test_an_index_is_built_at_the_first_lookup_and_kept_current():
 
 
 def test_caches_find_what_belongs_together():
-    informers = Informers(None)  # type: ignore[arg-type]
+    informers = Informers(NO_CLIENT)
     caches = Caches(informers)
 
     def put(kind, document):
@@ -243,11 +250,11 @@ def test_caches_find_what_belongs_together():
 
     assert [pod.name for pod in caches.pods_using("ns/c")] == ["pod"]
     assert [pod.name for pod in caches.pods_on("n")] == ["pod"]
-    assert caches.claim_with_uid("uid-c").name == "c"
+    found = [caches.claim_with_uid("uid-c"), caches.volume_with_handle("d", "h")]
+    assert [each and each.name for each in found] == ["c", "pv"]
     assert caches.claim_with_uid("uid-x") is None
     assert [claim.name for claim in caches.claims_naming("pv")] == ["c"]
     assert [volume.name for volume in caches.volumes_of_claim("uid-c")] == ["pv"]
-    assert caches.volume_with_handle("d", "h").name == "pv"
     assert caches.volume_with_handle("d", "x") is None
     assert [one.name for one in caches.attachments_of("pv")] == ["va"]
     assert [one.name for one in caches.attachments_on("n")] == ["va"]
@@ -348,7 +355,7 @@ async def test_a_strategic_or_json_patch_of_finalizers_leaves_the_others_alone()
         {"metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "finalizers": ["x/other", "x/mine"]}}, ConfigMap
     )
     bare = msgspec.convert({"metadata": {"name": "a", "uid": "u", "resourceVersion": "7"}}, ConfigMap)
-    client = Recorded(obj)
+    client: Any = Recorded(obj)
     writer = Writer(client, Informers(client))
     await writer.add_finalizers(obj, "x/new", how=PatchType.STRATEGIC)
     await writer.remove_finalizers(obj, "x/mine", how=PatchType.STRATEGIC)
@@ -374,7 +381,7 @@ async def test_a_strategic_or_json_patch_of_finalizers_leaves_the_others_alone()
 async def test_an_object_that_goes_with_its_last_finalizer_is_not_cached_again():
     document = {"name": "a", "resourceVersion": "7", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     before = msgspec.convert({"metadata": {**document, "finalizers": ["x/mine"]}}, ConfigMap)
-    client = Recorded(msgspec.convert({"metadata": {**document, "resourceVersion": "8"}}, ConfigMap))
+    client: Any = Recorded(msgspec.convert({"metadata": {**document, "resourceVersion": "8"}}, ConfigMap))
     informers = Informers(client)
     cache = informers.of(ConfigMap)
     assert await Writer(client, informers).remove_finalizers(before, "x/mine") is None

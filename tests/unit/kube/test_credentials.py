@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -237,6 +238,7 @@ def test_an_authority_counts_as_the_clusters_only_if_it_is_named(authority, tmp_
     ):
         found = config.from_kubeconfig(write(tmp_path / "config", "https://127.0.0.1:1", {}, **cluster))
         assert found.authority == expected
+        assert found.tls is not None
         assert found.tls.get_ca_certs()  # the server is checked, or could be, in either case
     assert config.from_values("https://127.0.0.1:1").authority is None
     assert config.from_values("https://127.0.0.1:1", ca_file=str(tmp_path / "ca.crt")).authority == cluster_ca
@@ -383,7 +385,7 @@ async def test_a_plugin_learns_of_the_cluster_if_asked_to_and_gets_no_input(
     async with Client(config.load(str(write(tmp_path / "config", server, user, **cluster)))) as client:
         await client.list(ConfigMap)
     asked = json.loads((tmp_path / "count").read_text())
-    expected = {"interactive": False}
+    expected: dict[str, Any] = {"interactive": False}
     if provides:
         info = {"server": server, "certificate-authority-data": text(authority.pem), "config": {"audience": "x"}}
         expected["cluster"] = info
@@ -394,7 +396,7 @@ async def test_a_plugin_learns_of_the_cluster_if_asked_to_and_gets_no_input(
 async def test_a_plugin_without_an_expiry_runs_again_only_when_refused(fake, tmp_path):
     async with fake() as api:
         path = write(tmp_path / "config", api.config.server, exec_user(tmp_path))
-        loaded = config.load(str(path))
+        loaded: Any = config.load(str(path))
         await loaded.token()
         loaded.token._clock = lambda: 1e12  # much later
         await loaded.token()
@@ -411,7 +413,7 @@ async def test_a_plugin_is_found_beside_its_kubeconfig(fake, tmp_path):
         script.write_text(f"#!{sys.executable}\n{PLUGIN}")
         script.chmod(0o755)
         user["exec"] |= {"command": "bin/plugin", "args": [str(tmp_path / "count")]}
-        loaded = config.load(str(write(tmp_path / "config", api.config.server, user)))
+        loaded: Any = config.load(str(write(tmp_path / "config", api.config.server, user)))
         assert await loaded.token() == "token-1-x"
 
 
@@ -426,7 +428,7 @@ async def test_a_plugin_is_found_beside_its_kubeconfig(fake, tmp_path):
 async def test_what_is_wrong_with_a_plugin_is_said(tmp_path, change, complaint):
     user = exec_user(tmp_path)
     user["exec"] |= change
-    loaded = config.load(str(write(tmp_path / "config", "https://127.0.0.1:1", user)))
+    loaded: Any = config.load(str(write(tmp_path / "config", "https://127.0.0.1:1", user)))
     with pytest.raises(Unauthorized, match=complaint):
         await loaded.token()
 
@@ -435,7 +437,7 @@ async def test_what_a_plugin_printed_is_in_no_error(tmp_path):
     for printed in ("secret-token", '{"kind": "ExecCredential", "status": {"token": "secret-token"}}'):
         user = exec_user(tmp_path)
         user["exec"]["args"] = ["-c", f"print({printed!r})"]
-        loaded = config.load(str(write(tmp_path / "config", "https://127.0.0.1:1", user)))
+        loaded: Any = config.load(str(write(tmp_path / "config", "https://127.0.0.1:1", user)))
         with pytest.raises(Unauthorized) as caught:
             await loaded.token()
         assert "secret-token" not in str(caught.value)
@@ -501,7 +503,7 @@ def test_the_account_of_a_pod_is_found(monkeypatch, tmp_path, authority):
     (tmp_path / "namespace").write_text("storage\n")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    found = config.from_account(tmp_path)
+    found: Any = config.from_account(tmp_path)
     assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "storage")
     assert asyncio.run(found.token()) == "account-token"
 

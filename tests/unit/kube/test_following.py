@@ -371,7 +371,11 @@ def test_a_handler_that_fails_does_not_keep_the_others_from_hearing(virtual, fak
             api.put(f"{MAPS}/a")
             client = api.client()
             informer = Informer(client, ConfigMap)
-            informer.subscribe(lambda old, new: 1 // 0)
+
+            def breaks(old, new):
+                raise ZeroDivisionError
+
+            informer.subscribe(breaks)
             notes = Notes(informer)
             task = asyncio.create_task(informer.run())
             await informer.wait_synced()

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from typing import Any
 
 from moorage.kube.cache.by_name import ByNameInformer
 from moorage.kube.objects.core import ConfigMap
@@ -12,7 +13,7 @@ MAPS = "/api/v1/namespaces/ns/configmaps"
 @asynccontextmanager
 async def following(api, wanted, **options):
     client = api.client()
-    informer = ByNameInformer(client, ConfigMap, wanted=lambda: wanted, **options)
+    informer: Any = ByNameInformer(client, ConfigMap, wanted=lambda: wanted, **options)
     informer.told = []
     informer.subscribe(lambda old, new: informer.told.append((old.name if old else None, new.name if new else None)))
     task = asyncio.create_task(informer.run())

@@ -1,6 +1,7 @@
 """Leader election: one leader at a time, among ourselves and with foreign candidates on the same Lease."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -139,7 +140,7 @@ def test_a_lease_taken_by_another_is_given_up_at_once(virtual, fake):
             task = asyncio.create_task(one.lead(forever))
             await asyncio.sleep(1)
             foreign(api)
-            [result] = await asyncio.gather(task, return_exceptions=True)
+            result: Any = (await asyncio.gather(task, return_exceptions=True))[0]
             assert isinstance(result, LeadershipLost)
             assert "foreign" in str(result)
             assert api.objects[LEASE]["spec"]["holderIdentity"] == "foreign"  # not released: it is not ours
@@ -164,7 +165,7 @@ def test_a_leader_that_cannot_renew_stops_before_anyone_else_may_start(virtual, 
             task = asyncio.create_task(one.lead(work))
             await asyncio.sleep(1)
             api.faults.extend(fault(503) for _ in range(10_000))
-            [result] = await asyncio.gather(task, return_exceptions=True)
+            result: Any = (await asyncio.gather(task, return_exceptions=True))[0]
             assert isinstance(result, LeadershipLost)
             assert 5 < stopped[0] - began <= 15.01
 

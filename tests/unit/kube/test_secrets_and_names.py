@@ -6,6 +6,8 @@ import base64
 import pytest
 
 from moorage.kube import secrets
+from moorage.kube.api.client import Client
+from moorage.kube.api.config import from_values
 from moorage.kube.api.discovery import is_served, wait_served
 from moorage.kube.errors import Unavailable
 from moorage.kube.names import lease_name
@@ -45,6 +47,7 @@ def test_a_pair_is_whole_or_absent_and_old_and_new_do_not_mix():
         reference_from(both, keys, TOKENS, TOKENS)
     fallback = {secrets.DEFAULT.name: "all", secrets.DEFAULT.namespace: "ns"}
     found = reference_from(fallback, keys, TOKENS, TOKENS, secrets.DEFAULT)
+    assert found is not None
     assert (found.name, found.namespace) == ("all", "ns")
 
 
@@ -91,13 +94,14 @@ def test_leases_have_their_official_names(role, driver, name):
     assert lease_name(role, driver) == name
 
 
-class Answers:
+class Answers(Client):
     """A client that gives one answer after the other."""
 
     def __init__(self, *answers):
+        super().__init__(from_values("http://127.0.0.1:1"))
         self.answers = list(answers)
 
-    async def request(self, method, path):
+    async def request(self, method, path, body=None, **options):
         assert (method, path) == ("GET", "/apis/snapshot.storage.k8s.io/v1")
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

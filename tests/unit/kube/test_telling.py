@@ -1,6 +1,7 @@
 """The events recorder: counting, combining, holding back floods; in order for an object and never in the way."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -239,7 +240,7 @@ def test_who_is_busy_tells_later_but_not_too_late(virtual, fake, ends_at):
         loop = asyncio.get_running_loop()
         begun = loop.time()
         async with fake() as api, api.client() as client:
-            busy = {"per_second": 50, "is_busy": lambda: loop.time() < begun + ends_at}
+            busy: dict[str, Any] = {"per_second": 50, "is_busy": lambda: loop.time() < begun + ends_at}
             async with Recorder(client, "kubelet", **busy) as recorder:
                 for number in range(5):
                     recorder.normal(about(f"p{number}"), "Started", "Started container")

@@ -35,7 +35,7 @@ def test_a_key_added_many_times_is_worked_on_once(virtual):
         async def work(key):
             seen.append(key)
 
-        queue = WorkQueue("once")
+        queue: WorkQueue[str] = WorkQueue("once")
         for key in "aabab":
             queue.add(key)
         assert len(queue) == 2
@@ -60,7 +60,7 @@ def test_a_key_added_during_its_work_is_looked_at_once_more_and_never_twice_at_a
             await asyncio.sleep(1)
             active.discard(key)
 
-        queue = WorkQueue("again")
+        queue: WorkQueue[str] = WorkQueue("again")
         queue.add("a")
         async with running(queue, work, 8):
             await at_rest(queue)
@@ -81,7 +81,7 @@ def test_failures_come_back_exponentially_and_success_resets(virtual):
             if len(times) == 5:
                 queue.add(key)
 
-        queue = WorkQueue("back-off", start_s=1, max_s=4)
+        queue: WorkQueue[str] = WorkQueue("back-off", start_s=1, max_s=4)
         queue.add("a")
         async with running(queue, work):
             await at_rest(queue)
@@ -101,7 +101,7 @@ def test_an_unexpected_failure_is_logged_and_retried(virtual, caplog):
             if len(tries) == 1:
                 raise ZeroDivisionError
 
-        queue = WorkQueue("unexpected")
+        queue: WorkQueue[str] = WorkQueue("unexpected")
         queue.add("a")
         async with running(queue, work):
             await at_rest(queue)
@@ -119,12 +119,12 @@ def test_of_several_delays_the_earliest_counts(virtual):
         async def work(key):
             times.append(round(loop.time() - began))
 
-        queue = WorkQueue("delays")
+        queue: WorkQueue[str] = WorkQueue("delays")
         began = loop.time()
         for delay_s in (30, 10, 20):
             queue.add_after("a", delay_s)
         assert queue.delayed == 1
-        assert round(queue.next_due_s()) == 10
+        assert round(queue.next_due_s() or 0) == 10
         async with running(queue, work):
             await asyncio.sleep(60)
         assert times == [10]
@@ -141,7 +141,7 @@ def test_a_worker_may_say_when_to_look_again(virtual):
             times.append(round(loop.time() - began))
             return 5 if len(times) < 3 else None
 
-        queue = WorkQueue("look-again")
+        queue: WorkQueue[str] = WorkQueue("look-again")
         began = loop.time()
         queue.add("a")
         async with running(queue, work):
@@ -159,7 +159,7 @@ def test_draining_finishes_what_is_queued_and_takes_nothing_new(virtual):
             await asyncio.sleep(1)
             done.append(key)
 
-        queue = WorkQueue("drain")
+        queue: WorkQueue[int | str] = WorkQueue("drain")
         for key in range(6):
             queue.add(key)
         queue.add_after("late", 0.5)
@@ -177,7 +177,7 @@ def test_draining_a_queue_whose_run_has_ended_returns(virtual):
         async def work(key):
             await asyncio.sleep(3600)
 
-        queue = WorkQueue("ended")
+        queue: WorkQueue[str] = WorkQueue("ended")
         queue.add("a")
         queue.add("b")
         async with running(queue, work):
@@ -199,7 +199,7 @@ def test_stopping_cancels_the_work_and_waits_for_it(virtual):
                 await asyncio.sleep(1)
                 ended.append(key)
 
-        queue = WorkQueue("stop")
+        queue: WorkQueue[int] = WorkQueue("stop")
         for key in range(3):
             queue.add(key)
         async with running(queue, work, 3):
@@ -220,7 +220,10 @@ def test_nothing_is_lost_whatever_the_order(virtual, adds, workers, fails):
 
     async def story():
         loop = asyncio.get_running_loop()
-        added, finished, active, count = {}, {}, set(), 0
+        added: dict[int, float] = {}
+        finished: dict[int, float] = {}
+        active: set[int] = set()
+        count = 0
 
         async def work(key):
             nonlocal count
@@ -235,7 +238,7 @@ def test_nothing_is_lost_whatever_the_order(virtual, adds, workers, fails):
                 raise MoorageError("scripted")
             finished[key] = began
 
-        queue = WorkQueue("property", start_s=0.1, max_s=1)
+        queue: WorkQueue[int] = WorkQueue("property", start_s=0.1, max_s=1)
         async with running(queue, work, workers):
             began = loop.time()
             for at, key in sorted(adds):
@@ -261,7 +264,7 @@ def test_metrics_have_the_official_names(virtual):
             if key == "fails" and queue.failures(key) == 0:
                 raise MoorageError("once")
 
-        queue = WorkQueue("measured")
+        queue: WorkQueue[str] = WorkQueue("measured")
         for key in ("a", "fails", "waits"):
             queue.add(key)
         async with running(queue, work, 2):

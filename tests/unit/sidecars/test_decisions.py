@@ -309,7 +309,7 @@ def test_durations_are_gos(text, seconds):
 
 def test_a_slow_key_leaves_by_itself_and_adding_it_again_does_not_keep_it():
     now = [0.0]
-    slow = RetryLater(10.0, clock=lambda: now[0])
+    slow: RetryLater[str] = RetryLater(10.0, clock=lambda: now[0])
     assert slow.add("k")
     now[0] = 6.0
     assert not slow.add("k")

@@ -40,19 +40,12 @@ def test_the_hash_and_index_of_a_claim_are_those_of_the_official_provisioner(nam
 
 
 def test_immediate_binding_rotates_all_places_by_hash_and_index():
-    found = [
-        zones_of(
-            topology.requirement(
-                StorageClass(),
-                f"data-web-{index}",
-                None,
-                cluster(n1="a", n2="b", n3="c"),
-                strict=False,
-                immediate=True,
-            ).preferred
-        )
-        for index in range(3)
-    ]
+    found = []
+    for index in range(3):
+        around = cluster(n1="a", n2="b", n3="c")
+        required = topology.requirement(StorageClass(), f"data-web-{index}", None, around, strict=False, immediate=True)
+        assert required is not None
+        found.append(zones_of(required.preferred))
     start = 1181096325 % 3
     assert [order[0] for order in found] == ["abc"[(start + index) % 3] for index in range(3)]
     assert all(sorted(order) == ["a", "b", "c"] for order in found)
@@ -61,6 +54,7 @@ def test_immediate_binding_rotates_all_places_by_hash_and_index():
 def test_strict_topology_sends_the_selected_place_only():
     node = Selected("n2", ("zone",), {"zone": "b"})
     found = topology.requirement(StorageClass(), "x", node, cluster(n1="a", n2="b"), strict=True, immediate=True)
+    assert found is not None
     assert zones_of(found.requisite) == zones_of(found.preferred) == ["b"]
     with pytest.raises(ProvisionError, match="allowedTopologies"):
         topology.requirement(allowed("a"), "x", node, cluster(n1="a", n2="b"), strict=True, immediate=True)
@@ -69,6 +63,7 @@ def test_strict_topology_sends_the_selected_place_only():
 def test_late_binding_puts_the_selected_place_first_and_refuses_what_is_not_allowed():
     node = Selected("n2", ("zone",), {"zone": "b"})
     found = topology.requirement(allowed("c", "b", "a"), "x", node, cluster(), strict=False, immediate=True)
+    assert found is not None
     assert zones_of(found.requisite) == ["a", "b", "c"]
     assert zones_of(found.preferred) == ["b", "c", "a"]
     with pytest.raises(ProvisionError, match="none of the topologies"):

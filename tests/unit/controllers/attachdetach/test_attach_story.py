@@ -39,8 +39,9 @@ class Cluster:
         self.now = 1000.0
         self.world = AttachState()
         self.limits = AttachLimits()
-        self.populator = Populator(self.world, self, lambda: self.now, 60.0)
-        self.executor = AttachExecutor(self.world, self, self, self, lambda: self.now, self.limits)
+        caches: Any = self
+        self.populator = Populator(self.world, caches, lambda: self.now, 60.0)
+        self.executor = AttachExecutor(self.world, caches, caches, caches, lambda: self.now, self.limits)
 
     # Caches
 
@@ -251,7 +252,9 @@ def test_the_claim_of_an_ephemeral_volume_counts_only_for_its_own_pod(cluster, o
     assert bool(cluster.wanted) is (owner == "uid-pod")
 
 
-RUNNING, WAITING, ENDED = {"running": {}}, {"waiting": {}}, {"terminated": {"exitCode": 0}}
+RUNNING: dict[str, Any] = {"running": {}}
+WAITING: dict[str, Any] = {"waiting": {}}
+ENDED: dict[str, Any] = {"terminated": {"exitCode": 0}}
 
 
 @pytest.mark.parametrize(

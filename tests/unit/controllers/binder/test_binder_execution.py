@@ -1,15 +1,17 @@
 """The order of the binder's writes, what it tells when, and whom a change wakes."""
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
-from binder_objects import claim, merged, storage_class, volume
+from tests.unit.controllers.binder.binder_objects import claim, merged, storage_class, volume
 
 from moorage.controllers.binder.execute import BinderExecutor, NotNow
 from moorage.controllers.binder.plan import EmitEvent, SetClaimPhase, SetVolumePhase, TellMissing, TryLater, Unbind
 from moorage.controllers.binder.state import BinderState
+from moorage.kube.api.client import Client
 from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.control.events import Recorder
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict
 from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, DEFAULT_CLASS
@@ -46,20 +48,22 @@ class Scene:
     """An executor over copies of one claim and one volume."""
 
     def __init__(self, asked: PersistentVolumeClaim, held: PersistentVolume, refuses: int = 0) -> None:
-        self.api, self.told = Api(refuses), []
+        self.api = Api(refuses)
+        self.told: list[Any] = []
         self.api.objects = {asked.name: asked, held.name: held}
         self.claims, self.volumes = copies(asked), copies(held)
-        informers = Informers(self.api)  # type: ignore[arg-type]
+        client, recorder = cast(Client, self.api), cast(Recorder, self)
+        informers = Informers(client)
         informers.share(self.claims)
         informers.share(self.volumes)
-        self.executor = BinderExecutor(self.api, Writer(self.api, informers), self)  # type: ignore[arg-type]
+        self.executor = BinderExecutor(client, Writer(client, informers), recorder)
 
     def event(self, subject: Any, kind: str, reason: str, message: str) -> None:
         self.told.append((subject.name, kind, reason))
 
 
 def copies(*objects: Any, kind: Any = None) -> Informer[Any]:
-    informer: Informer[Any] = Informer(None, kind or type(objects[0]))  # type: ignore[arg-type]
+    informer: Informer[Any] = Informer(cast(Client, None), kind or type(objects[0]))
     informer._replace({obj.key: obj for obj in objects}, 1)
     return informer
 

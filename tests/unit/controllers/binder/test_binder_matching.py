@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from binder_objects import ROX, RWO, RWX, Around, claim, volume
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.controllers.binder.binder_objects import ROX, RWO, RWX, Around, claim, volume
 
 from moorage.controllers.binder.matching import FreeVolumes, WaitingClaims, mismatch
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
@@ -130,7 +130,7 @@ claims = st.builds(
         size=size,
         accessModes=modes,
         storageClassName=shelf,
-        **({"selector": {"matchLabels": {"tier": tier}}} if tier else {}),
+        selector={"matchLabels": {"tier": tier}} if tier else None,
     ),
     sizes,
     modes,

@@ -1,7 +1,9 @@
 """What the binder does about a claim and about a volume: worlds in, actions out."""
 
+from typing import Any
+
 import pytest
-from binder_objects import Around, claim, storage_class, volume
+from tests.unit.controllers.binder.binder_objects import Around, claim, storage_class, volume
 
 from moorage.controllers.binder.plan import (
     AssignClass,
@@ -212,8 +214,8 @@ def test_what_is_done_about_a_volume(
     assert told(plan_volume(held, holder, is_confirmed=False)) == expected
 
 
-CSI = {"csi": {"driver": "csi.example.com", "volumeHandle": "h"}}
-NFS = {"nfs": {"server": "s", "path": "/p"}}
+CSI: dict[str, Any] = {"csi": {"driver": "csi.example.com", "volumeHandle": "h"}}
+NFS: dict[str, Any] = {"nfs": {"server": "s", "path": "/p"}}
 RELEASED = {
     "retain": (volume(phase="Bound", **MINE, **CSI), (), ["Released"]),
     "delete, by the driver's provisioner": (

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from binder_objects import claim as new_claim
-from binder_objects import merged
-from binder_objects import volume as new_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import examples
+from tests.unit.controllers.binder.binder_objects import claim as new_claim
+from tests.unit.controllers.binder.binder_objects import merged
+from tests.unit.controllers.binder.binder_objects import volume as new_volume
 
 from moorage.controllers.binder.execute import BinderExecutor
 from moorage.controllers.binder.matching import is_free
@@ -25,7 +25,7 @@ from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.names import BIND_COMPLETED, PROVISIONED_BY
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document
-from moorage.kube.volumes import reference_key
+from moorage.kube.volumes import capacity_bytes, reference_key, requested_bytes
 
 
 class Killed(BaseException):
@@ -336,4 +336,4 @@ def test_nothing_is_given_twice_or_taken_away_and_all_comes_to_rest(steps: list[
 
 
 def _fits(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
-    return volume.spec.capacity["storage"] >= claim.spec.resources.requests["storage"]  # one digit each
+    return capacity_bytes(volume) >= requested_bytes(claim)

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from binder_objects import RWX, claim, volume
+from tests.unit.controllers.binder.binder_objects import RWX, claim, volume
 
 from moorage.controllers.binder import writes
 from moorage.kube.names import (

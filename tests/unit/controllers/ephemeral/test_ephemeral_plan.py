@@ -53,7 +53,8 @@ class Late:
     """An API that has a claim of the name, and caches that do not have it yet."""
 
     def __init__(self, owner: str) -> None:
-        self.owner, self.told = owner, []
+        self.owner = owner
+        self.told: list[Any] = []
         self.pods = self.claims = self
 
     def get(self, key: str) -> Pod | None:

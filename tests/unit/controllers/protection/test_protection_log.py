@@ -1,6 +1,7 @@
 """What protection says it did is what was written."""
 
 import logging
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,7 +37,7 @@ class Api:
 
 async def test_a_claim_is_reported_as_released_only_when_it_is(caplog):
     caplog.set_level(logging.INFO, logger="moorage")
-    api = Api()
+    api: Any = Api()
     informers = Informers(api)
     caches = Caches(informers)
     caches.claims.remember(LEAVING)

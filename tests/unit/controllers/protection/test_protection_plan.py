@@ -39,7 +39,7 @@ def pod(
 
 
 OWNED = [{"kind": "Pod", "name": "cl", "uid": "p", "controller": True}]
-SHUT_DOWN = {"deletionTimestamp": GONE, "deletionGracePeriodSeconds": 0}
+SHUT_DOWN: dict[str, Any] = {"deletionTimestamp": GONE, "deletionGracePeriodSeconds": 0}
 
 LEAVING = {
     "nobody uses it": ([], [RemoveGuard()]),

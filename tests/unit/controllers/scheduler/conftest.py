@@ -1,13 +1,7 @@
 """A cluster of three nodes, and the objects that it is made of."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scheduler_objects import Cluster
+from tests.unit.controllers.scheduler.scheduler_objects import Cluster
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -107,7 +107,7 @@ class Cluster:
         self.world.see(f"uid-{name}", pod(name, *claims, cpu=cpu, nodeName=node))
 
     def place(self, pod: Pod, rejected: dict[str, int] | None = None) -> Placement | Nowhere:
-        return plan(pod, self, self.world, rejected or {})
+        return plan(pod, cast(Any, self), self.world, rejected or {})
 
     def node_for(self, pod: Pod, rejected: dict[str, int] | None = None) -> str:
         found = self.place(pod, rejected)

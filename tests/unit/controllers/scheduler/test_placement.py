@@ -1,7 +1,9 @@
 """Where pods go, and what is said when they can go nowhere: clusters in, placements out."""
 
+from typing import Any
+
 import pytest
-from scheduler_objects import HOST, Cluster, pod
+from tests.unit.controllers.scheduler.scheduler_objects import HOST, Cluster, pod
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement
 from moorage.kube.requests import requests_of
@@ -71,7 +73,7 @@ def test_node_selectors_and_affinity(cluster):
 
 
 def test_host_ports_are_not_given_twice(cluster):
-    port = {"container": {"ports": [{"hostPort": 80}]}}
+    port: Any = {"container": {"ports": [{"hostPort": 80}]}}
     for name in ("a", "b", "c"):
         cluster.world.see(f"uid-{name}", pod(name, nodeName=name, **port))
     expected = "0/3 nodes are available: 3 node(s) didn't have free ports for the requested pod ports."

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_objects import GI, Cluster, made, pod
+from tests.unit.controllers.scheduler.scheduler_objects import GI, Cluster, made, pod
 
 from moorage.controllers.scheduler.execute import PlacementFailed, Reservation, SchedulerExecutor
 from moorage.controllers.scheduler.plan import Placement

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from scheduler_objects import GI, HOST, Cluster, made, pod
+from tests.unit.controllers.scheduler.scheduler_objects import GI, HOST, Cluster, made, pod
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement
 from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
