@@ -133,7 +133,7 @@ async def test_paths_that_are_no_resources_have_their_own_rules(cluster):
     scraper = await cluster.account("scraper", {"verbs": ["get"], "nonResourceURLs": ["/metrics"]}, cluster=True)
     status, text = await scraper("GET", "/metrics")
     assert status == 200
-    assert "moorage_event_loop_delay_seconds_bucket" in text
+    assert "moorage_event_loop_held_seconds_bucket" in text
 
 
 # -- creating through update and patch ----

@@ -4,6 +4,7 @@ Owns: `Accounts`, for tests that attack the API server with weak credentials.
 Start reading at: `serve_accounts`.
 """
 
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,7 +32,7 @@ class Caller:
     async def __call__(
         self, method: str, path: str, body: Any = None, media: str = "application/json", **headers: str
     ) -> tuple[int, Any]:
-        data = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
+        data = body if body is None or isinstance(body, str | bytes | io.IOBase) else json.dumps(body)
         sent = {"Content-Type": media, **{key.replace("_", "-"): value for key, value in headers.items()}}
         async with self.session.request(method, path, data=data, headers=sent) as response:
             text = await response.text()

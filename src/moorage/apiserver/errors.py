@@ -117,12 +117,22 @@ def too_large_body(limit: int) -> StatusError:
     return StatusError(413, "RequestEntityTooLarge", message)
 
 
+def too_large_object(size: int, limit: int) -> StatusError:
+    message = f"Request entity too large: the object would have {size} bytes; the limit is {limit}"
+    return StatusError(413, "RequestEntityTooLarge", message)
+
+
+def too_many_values(message: str) -> StatusError:
+    return StatusError(413, "RequestEntityTooLarge", f"Request entity too large: {message}")
+
+
 def unsupported_media(message: str) -> StatusError:
     return StatusError(415, "UnsupportedMediaType", message)
 
 
 def invalid(kind: str, group: str, name: str, errors: Sequence[FieldError]) -> StatusError:
-    """422 with every field error as a cause."""
+    """422 with every field error as a cause; no more than the first hundred."""
+    errors = errors[:100]
     texts = [f"{error.field}: {error.message}" for error in errors]
     joined = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     causes = [{"reason": e.reason, "message": e.message, "field": e.field} for e in errors]

@@ -113,7 +113,7 @@ async def count_changes(session, wanted):
 
 
 async def test_a_slow_watcher_is_dropped_and_holds_nobody_back(tmp_path):
-    limits = ServerLimits(stalled_watch_s=0.5)
+    limits = ServerLimits(stalled_s=0.5)
     async with serve(tmp_path, limits=limits) as server, session_of(server, server.token) as session:
         host, port = server.insecure_url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)

@@ -24,9 +24,11 @@ from moorage.apiserver.kinds.rules import register
 from moorage.apiserver.kinds.rules.base import Rules, one_of, unchanged
 from moorage.apiserver.kinds.schema import Normaliser, Type, WrongType, struct
 from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
+from moorage.apiserver.store.change_log import ObjectVersion
 from moorage.apiserver.store.store import PendingChange, Store, Transaction, decode, encode
 
 _LIMIT_WEIGHT = 40_000  # bytes of an object times what a schema compares them with: some 50 ms
+_ORPHANS_AT_A_TIME = 200
 STORED_AS = "customresourcedefinitions.apiextensions.k8s.io"
 
 
@@ -165,35 +167,48 @@ class Definitions:
         self._store = store
         self._registry = registry
         self.orphans: list[str] = []  # resources whose definition is gone, for the housekeeper to empty
+        self._made: dict[ObjectVersion, tuple[Object, list[Kind]]] = {}  # from a definition that is being committed
         for definition in store.objects(STORED_AS):
-            self._serve(definition)
+            self._serve(definition, kinds_of(definition))
+        store.before_commit.append(self._prepare)
         store.on_commit.append(self._notice)
+
+    def _prepare(self, staged: list[PendingChange]) -> None:
+        """Make the kinds of new definitions. Runs in the thread of the database: a large schema takes long."""
+        self._made.clear()
+        for change in staged:
+            if change.resource == STORED_AS:
+                definition = decode(change.record.body)
+                self._made[change.record] = definition, [] if change.kind == "DELETED" else kinds_of(definition)
 
     def _notice(self, staged: list[PendingChange]) -> None:
         for change in staged:
             if change.resource != STORED_AS:
                 continue
-            definition = decode(change.record.body)
+            definition, kinds = self._made.pop(change.record)
             if change.kind == "DELETED":
                 spec = definition["spec"]
                 self._registry.remove(spec["group"], spec["names"]["plural"])
                 self.orphans.append(change.key[1])
             else:
-                self._serve(definition)
+                self._serve(definition, kinds)
 
-    def _serve(self, definition: Object) -> None:
+    def _serve(self, definition: Object, kinds: list[Kind]) -> None:
         spec = definition["spec"]
         self._registry.remove(spec["group"], spec["names"]["plural"])
-        for kind in kinds_of(definition):
+        for kind in kinds:
             self._registry.add(kind)
 
     async def empty_orphans(self) -> None:
         """Delete the objects of definitions that are gone."""
         while self.orphans:
-            resource = self.orphans.pop()
+            resource = self.orphans[-1]
+            if not self._store.table(resource).order:
+                self.orphans.pop()
+                continue
 
             def work(txn: Transaction, resource: str = resource) -> None:
-                for namespace, name in list(self._store.table(resource).order):
+                for namespace, name in self._store.table(resource).order[:_ORPHANS_AT_A_TIME]:
                     record = txn.get(resource, namespace, name)
                     if record is not None:
                         txn.delete(resource, namespace, name, decode(record.body))

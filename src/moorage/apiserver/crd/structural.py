@@ -9,6 +9,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from moorage.apiserver.errors import FieldError, as_text, invalid_value, not_supported, required
 from moorage.apiserver.kinds.schema import ANY, Field, Type, struct
 
@@ -209,13 +211,14 @@ class Checker:
         keys = schema.get("x-kubernetes-list-map-keys") or []
         kind = schema.get("x-kubernetes-list-type")
         if kind in ("map", "set") or schema.get("uniqueItems"):
-            seen: list[Any] = []
+            seen: set[str] = set()
             for at, item in enumerate(value):
                 identity = [item.get(k) for k in keys] if kind == "map" and isinstance(item, dict) else item
-                if identity in seen:
+                known_by = json_text(identity)
+                if known_by in seen:
                     message = f"Duplicate value: {as_text(identity)}"
                     self.errors.append(FieldError("FieldValueDuplicate", f"{path}[{at}]", message))
-                seen.append(identity)
+                seen.add(known_by)
         if isinstance(schema.get("items"), dict):
             for at, item in enumerate(value):
                 self.check(item, schema["items"], f"{path}[{at}]")
@@ -234,3 +237,18 @@ class Checker:
         checker = Checker(self._matches)
         checker.check(value, schema, "")
         return not checker.errors
+
+
+def json_text(value: Any) -> str:
+    """One text for values that are the same as JSON: members in any order, 1 and 1.0."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_encoded(key)}:{json_text(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(json_text, value)) + "]"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return _encoded(value)
+
+
+def _encoded(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -13,8 +13,8 @@ _STALL_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 @dataclass(slots=True)
-class LoopDelays:
-    """A histogram of how late the event loop ran a timer: how long a request that arrives may have to wait."""
+class StepTimes:
+    """A histogram of the processor time for which single steps of requests held the event loop."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(_STALL_BOUNDS_S) + 1))
     total_s: float = 0.0
@@ -37,7 +37,7 @@ class ServerMetrics:
 
     requests: dict[tuple[str, int], int] = field(default_factory=dict)
     watches: int = 0
-    loop_delays: LoopDelays = field(default_factory=LoopDelays)
+    steps: StepTimes = field(default_factory=StepTimes)
 
     def count(self, method: str, http: int) -> None:
         known = method if method in _METHODS else "other"
@@ -51,7 +51,7 @@ class ServerMetrics:
         for resource, table in sorted(store.tables().items()):
             lines.append(f'apiserver_storage_objects{{resource="{resource}"}} {len(table.records)}')
         lines.append(f"# TYPE apiserver_longrunning_requests gauge\napiserver_longrunning_requests {self.watches}")
-        lines += self.loop_delays.lines("moorage_event_loop_delay_seconds")
+        lines += self.steps.lines("moorage_event_loop_held_seconds")
         lines.append(f"# TYPE moorage_store_revision counter\nmoorage_store_revision {store.revision}")
         lines.append(f"# TYPE moorage_store_commits_total counter\nmoorage_store_commits_total {store.commits}")
         return "\n".join([*lines, ""]).encode()

@@ -1,6 +1,6 @@
 """What the client can read and what it sends: Accept and Content-Type.
 
-Owns: choosing among JSON, YAML, Table and PartialObjectMetadata; reading bodies as JSON or YAML.
+Owns: choosing among JSON, YAML, protobuf, Table and PartialObjectMetadata.
 May not touch: storage.
 Start reading at: `chosen`, `document_from`.
 """
@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 import yaml
 
-from moorage.apiserver.errors import bad_request, not_acceptable, unsupported_media
+from moorage.apiserver.errors import not_acceptable, unsupported_media
 from moorage.apiserver.formats import protobuf
+from moorage.apiserver.formats.decode import json_from, yaml_from
 
 JSON = "application/json"
+LIMIT_YAML_ANSWER = 512 << 10
 YAML = "application/yaml"
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 
@@ -53,16 +55,6 @@ def chosen(accept: str) -> Representation:
     raise not_acceptable(f"{JSON}, {YAML}")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as JSON has it: no dates, and text keys."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def document_from(data: bytes, content_type: str) -> Any:
     """The body of a create or update."""
     media = content_type.split(";")[0].strip().lower()
@@ -77,41 +69,12 @@ def document_from(data: bytes, content_type: str) -> Any:
     )
 
 
-def json_from(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise bad_request(f"couldn't get version/kind; json parse error: {error}") from error
-
-
-def yaml_from(data: bytes) -> Any:
-    """YAML without anchors: aliases can make a small body expand without end."""
-    try:
-        text = data.decode()
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=_Loader)):
-            raise bad_request("yaml: aliases are not accepted")
-        return _plain(yaml.load(text, Loader=_Loader))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise bad_request(f"error converting YAML to JSON: {str(error)[:300]}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_key(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise bad_request(f"error converting YAML to JSON: {type(value).__name__} is no JSON value")
-
-
-def _key(key: Any) -> str:
-    if isinstance(key, bool):
-        return "true" if key else "false"
-    return key if isinstance(key, str) else str(key)
-
-
 def yaml_of(body: bytes) -> bytes:
-    """JSON bytes as YAML."""
-    text: str = yaml.safe_dump(msgspec.json.decode(body), sort_keys=False, allow_unicode=True)
+    """JSON bytes as YAML. Raises 406 if they are many, because writing YAML is slow."""
+    if len(body) > LIMIT_YAML_ANSWER:
+        raise not_acceptable(f"{JSON} for an answer of {len(body)} bytes")
+    text: str = yaml.dump(msgspec.json.decode(body), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text.encode()
+
+
+_Dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper

@@ -12,22 +12,27 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
-from moorage.apiserver.errors import StatusError, bad_request, unsupported_media
+from moorage.apiserver.errors import StatusError, bad_request, too_many_values, unsupported_media
+from moorage.apiserver.formats.decode import check_depth, check_values, json_from
 from moorage.apiserver.kinds.registry import package_of
 from moorage.apiserver.kinds.schema import ANY, Type, known_types, struct
 
 MAGIC = b"k8s\x00"
 _DEPTH = 64
+LIMIT_BYTES = 1 << 20  # it is read field by field
 
 
 def document_from(data: bytes) -> Any:
     """The object in an envelope; its type is the one that the envelope names."""
     if not data.startswith(MAGIC):
         raise bad_request("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")
+    if len(data) > LIMIT_BYTES:
+        raise too_many_values(f"protobuf of more than {LIMIT_BYTES} bytes is not read; send JSON")
     try:
-        return _unwrapped(data[len(MAGIC) :])
+        found = _unwrapped(data[len(MAGIC) :])
+        check_values(found)
+        check_depth(found)
+        return found
     except StatusError:
         raise
     except (ValueError, IndexError, packing.error, OverflowError, RecursionError) as error:
@@ -46,7 +51,7 @@ def _unwrapped(data: bytes) -> Any:
         elif number == 4 and isinstance(value, bytes):
             content_type = value.decode()
     if content_type == "application/json":
-        return msgspec.json.decode(raw)
+        return json_from(raw)
     group, _, version = api_version.rpartition("/")
     name = f"{package_of(group)}.{version}.{kind}"
     if kind == "DeleteOptions":
@@ -180,7 +185,7 @@ def _value(value: Any, node: Type, depth: int) -> Any:
             text = parts.get(3, b"")
             return _bytes(text).decode() if parts.get(1) else _signed(int(parts.get(2) or 0))
     raw = _first(value, 1, b"")
-    return msgspec.json.decode(raw) if raw else None
+    return json_from(raw) if raw else None
 
 
 def _bytes(value: Any) -> bytes:

@@ -15,13 +15,14 @@ from moorage.apiserver.errors import (
     method_not_allowed,
     unsupported_media,
 )
-from moorage.apiserver.formats.negotiate import Representation, document_from, json_from, yaml_from
+from moorage.apiserver.formats.negotiate import Representation
 from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.apiserver.reading import tables
 from moorage.apiserver.reading.watch import Watch
-from moorage.apiserver.request.messages import Answer, Sent
+from moorage.apiserver.request.apart import apart
+from moorage.apiserver.request.messages import APPLY, Answer, Sent
 from moorage.apiserver.request.options import Call, delete_options_from
-from moorage.apiserver.store.selection import ListPage, select
+from moorage.apiserver.store.selection import ListPage, Reading, begin_list, page_of
 from moorage.apiserver.store.store import decode, encode
 from moorage.apiserver.writing.admission import default_class
 from moorage.apiserver.writing.apply import apply_patch
@@ -32,7 +33,7 @@ from moorage.apiserver.writing.strategic_patch import strategic_patch
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-APPLY = "application/apply-patch+yaml"
+_PART_BYTES = 256 << 10
 
 
 class ObjectHandler:
@@ -49,16 +50,16 @@ class ObjectHandler:
         """Carry out one request."""
         match sent.method, bool(call.name):
             case "GET", True:
-                return self._shown(call, self.resources.get(call), wanted)
+                return await self._shown(call, self.resources.get(call), wanted)
             case "GET", False:
-                return Answer(self._list(call, wanted))
+                return await self._list(call, wanted)
             case "POST", False if not call.subresource:
-                obj = document_from(sent.body, sent.content_type)
-                return self._shown(call, await self.resources.create(call, obj), wanted, 201)
+                obj = sent.document()
+                return await self._shown(call, await self.resources.create(call, obj), wanted, 201)
             case "PUT", True:
-                obj = document_from(sent.body, sent.content_type)
+                obj = sent.document()
                 body, created = await self.resources.update(call, obj)
-                return self._shown(call, body, wanted, 201 if created else 200)
+                return await self._shown(call, body, wanted, 201 if created else 200)
             case "PATCH", True:
                 return await self._patch(call, sent, wanted)
             case "DELETE", True if not call.subresource:
@@ -67,9 +68,11 @@ class ObjectHandler:
                 return await self._delete_collection(call, sent)
         raise method_not_allowed()
 
-    def _shown(self, call: Call, body: bytes, wanted: Representation, http: int = 200) -> Answer:
+    async def _shown(self, call: Call, body: bytes, wanted: Representation, http: int = 200) -> Answer:
         render = self._renderer(call.kind, wanted)
-        return Answer(render(body) if render and not wanted.form.endswith("List") else body, http)
+        if render and not wanted.form.endswith("List"):
+            return Answer(await apart(len(body), render, body), http)
+        return Answer(body, http)
 
     def _renderer(self, kind: Kind, wanted: Representation) -> Callable[[bytes], bytes] | None:
         """How one object's bytes are turned into what the client wants; None for the bytes as they are."""
@@ -93,14 +96,18 @@ class ObjectHandler:
             return kind.encode_to(obj)
         return obj
 
-    def _list(self, call: Call, wanted: Representation) -> bytes:
-        page = select(self.store, call)
-        kind = call.kind
+    async def _list(self, call: Call, wanted: Representation) -> Answer:
+        reading = begin_list(self.store, call)
+        default = default_class(self.store) if call.kind.name == "StorageClass" and wanted.form == "Table" else None
+        first, *more = await apart(reading.size_bytes, self._listed, reading, wanted, default or "")
+        return Answer(first, more=more)
+
+    def _listed(self, reading: Reading, wanted: Representation, default: str) -> list[bytes]:
+        page, kind = page_of(reading), reading.call.kind
         meta = _list_meta(page)
         if wanted.form == "Table":
             objects = [self._in_version(kind, record.body) for record in page.records]
-            default = default_class(self.store) if kind.name == "StorageClass" else None
-            return tables.table_of(kind, objects, meta, wanted.version, wanted.include, default or "")
+            return [tables.table_of(kind, objects, meta, wanted.version, wanted.include, default)]
         if wanted.form.startswith("PartialObjectMetadata"):
             items = [encode(tables.partial(decode(record.body), wanted.version)) for record in page.records]
             return joined("PartialObjectMetadataList", f"meta.k8s.io/{wanted.version}", meta, items)
@@ -110,21 +117,20 @@ class ObjectHandler:
         return joined(kind.list_name, kind.api_version, meta, items)
 
     async def _patch(self, call: Call, sent: Sent, wanted: Representation) -> Answer:
-        media = sent.content_type.split(";")[0].strip().lower()
         kind = call.kind
-        if media == APPLY:
-            body, created = await apply_patch(self.resources, call, yaml_from(sent.body))
-            return self._shown(call, body, wanted, 201 if created else 200)
+        if sent.media == APPLY:
+            body, created = await apply_patch(self.resources, call, sent.document())
+            return await self._shown(call, body, wanted, 201 if created else 200)
         if call.options.force is not None:
             error = forbidden_field("force", "may not be specified for non-apply patch")
             raise invalid("PatchOptions", "meta.k8s.io", "", [error])
-        return self._shown(call, await self.resources.patch(call, patch_function(kind, sent)), wanted)
+        return await self._shown(call, await self.resources.patch(call, patch_function(kind, sent)), wanted)
 
     async def _delete(self, call: Call, sent: Sent, wanted: Representation) -> Answer:
-        options = delete_options_from(_optional_body(sent), sent.query)
+        options = delete_options_from(sent.document(), sent.query)
         body, gone = await self.resources.delete(call, options)
         if not gone or call.kind.answers_deleted:
-            return self._shown(call, body, wanted)
+            return await self._shown(call, body, wanted)
         meta = decode(body)["metadata"]
         details = {"name": call.name, "group": call.kind.group, "kind": call.kind.plural, "uid": meta.get("uid")}
         return Answer(encode({
@@ -133,8 +139,9 @@ class ObjectHandler:
         }))  # fmt: skip
 
     async def _delete_collection(self, call: Call, sent: Sent) -> Answer:
-        options = delete_options_from(_optional_body(sent), sent.query)
-        page = select(self.store, call)
+        options = delete_options_from(sent.document(), sent.query)
+        reading = begin_list(self.store, call)
+        page = await apart(reading.size_bytes, page_of, reading)
         for record in page.records:
             meta = decode(record.body)["metadata"]
             one = Call(call.kind, meta.get("namespace", ""), meta["name"], "", call.options, call.user)
@@ -144,20 +151,21 @@ class ObjectHandler:
                 if error.http != 404:
                     raise
         bodies = [record.body for record in page.records]
-        return Answer(joined(call.kind.list_name, call.kind.api_version, _list_meta(page), bodies))
+        first, *more = joined(call.kind.list_name, call.kind.api_version, _list_meta(page), bodies)
+        return Answer(first, more=more)
 
 
 def patch_function(kind: Kind, sent: Sent) -> Callable[[Object], Object]:
     """What a patch of any kind but apply does to an object."""
-    media = sent.content_type.split(";")[0].strip().lower()
+    media = sent.media
     if media == JSON_PATCH:
-        steps = json_from(sent.body)
+        steps = sent.document()
         return lambda old: _object(json_patch(old, steps))
     if media == MERGE:
-        merge = _object(json_from(sent.body))
+        merge = _object(sent.document())
         return lambda old: _object(merge_patch(old, merge))
     if media == STRATEGIC and not kind.is_custom:
-        strategic = _object(json_from(sent.body))
+        strategic = _object(sent.document())
         return lambda old: strategic_patch(old, strategic, kind.type)
     known = [JSON_PATCH, MERGE, *([] if kind.is_custom else [STRATEGIC]), APPLY]
     raise unsupported_media(
@@ -165,11 +173,21 @@ def patch_function(kind: Kind, sent: Sent) -> Callable[[Object], Object]:
     )
 
 
-def joined(kind: str, api_version: str, meta: Mapping[str, Any], items: list[bytes]) -> bytes:
-    """A list made of objects that are already encoded."""
+def joined(kind: str, api_version: str, meta: Mapping[str, Any], items: list[bytes]) -> list[bytes]:
+    """A list made of objects that are already encoded, in parts that can be sent one after the other."""
     head = b'{"kind":"%b","apiVersion":"%b","metadata":%b,"items":[' % (
         kind.encode(), api_version.encode(), encode(meta))  # fmt: skip
-    return b"%b%b]}" % (head, b",".join(items))
+    parts, some, size = [], [], 0
+    for item in items:
+        some.append(item)
+        size += len(item)
+        if size > _PART_BYTES:
+            parts.append(b"".join((head, b",".join(some))))
+            head, some, size = b",", [], 0
+    if some or not parts:
+        return [*parts, b"%b%b]}" % (head, b",".join(some))]
+    parts[-1] += b"]}"
+    return parts
 
 
 def _list_meta(page: ListPage) -> dict[str, Any]:
@@ -185,7 +203,3 @@ def _object(value: Any) -> Object:
     if not isinstance(value, dict):
         raise bad_request("error decoding patch: the patch must leave an object")
     return value
-
-
-def _optional_body(sent: Sent) -> Any:
-    return document_from(sent.body, sent.content_type) if sent.body.strip() else None

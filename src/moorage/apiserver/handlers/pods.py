@@ -24,12 +24,12 @@ from moorage.apiserver.errors import (
     not_found,
     too_many,
 )
-from moorage.apiserver.formats.negotiate import document_from
 from moorage.apiserver.handlers.objects import patch_function
 from moorage.apiserver.kinds.metadata import check_metadata, is_subdomain
 from moorage.apiserver.kinds.registry import Kind, KindRegistry, Object
 from moorage.apiserver.kinds.rules import rules_for
 from moorage.apiserver.kinds.rules.pods import default_container, qos_class, scheduled_condition
+from moorage.apiserver.request.apart import PATCHED_BYTES, apart
 from moorage.apiserver.request.messages import Answer, Sent
 from moorage.apiserver.request.options import Call, Options, delete_options_from
 from moorage.apiserver.request.routes import Route
@@ -186,7 +186,7 @@ class PodVerbs:
 
     async def _finalize(self, call: Call, body: Any) -> Answer:
         """Set a namespace's finalizers; without any, one that is going is gone."""
-        obj = intake(call, body)
+        obj = await apart(call.size_bytes, intake, call, body)
         finalizers = (obj.get("spec") or {}).get("finalizers") or []
 
         def work(txn: Transaction) -> bytes:
@@ -212,7 +212,7 @@ class PodVerbs:
         if sent.method == "GET":
             return Answer(encode(scale))
         if sent.method == "PATCH":
-            sent_scale: Any = patch_function(call.kind, sent)(scale)
+            sent_scale: Any = await apart(PATCHED_BYTES, patch_function(call.kind, sent), scale)
         elif sent.method == "PUT":
             sent_scale = _document(sent)
         else:
@@ -326,4 +326,4 @@ def _at(obj: Any, path: list[str]) -> Any:
 def _document(sent: Sent) -> Any:
     if sent.method not in ("POST", "PUT"):
         raise method_not_allowed()
-    return document_from(sent.body, sent.content_type)
+    return sent.document()

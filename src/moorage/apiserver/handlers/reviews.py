@@ -14,7 +14,6 @@ from moorage.apiserver.access.authentication import ISSUER, Authenticator, User
 from moorage.apiserver.access.authorization import Authorizer
 from moorage.apiserver.documents.discovery import REVIEWS
 from moorage.apiserver.errors import bad_request, conflict, invalid, invalid_value, method_not_allowed, not_found
-from moorage.apiserver.formats.negotiate import document_from
 from moorage.apiserver.kinds.metadata import now_text
 from moorage.apiserver.kinds.registry import Object
 from moorage.apiserver.request.messages import Answer, Sent
@@ -52,7 +51,7 @@ class Reviews:
     async def _review(self, name: str, route: Route, sent: Sent, user: User) -> Answer:
         if sent.method != "POST":
             raise method_not_allowed()
-        body = document_from(sent.body, sent.content_type)
+        body = sent.document()
         if not isinstance(body, dict) or not isinstance(body.get("spec") or {}, dict):
             raise bad_request(f"{name} must be an object with a spec")
         spec = body.get("spec") or {}
@@ -119,7 +118,7 @@ class Reviews:
         record = self._store.get("serviceaccounts", route.namespace, route.name)
         if record is None:
             raise not_found("serviceaccounts", "", route.name)
-        body = document_from(sent.body, sent.content_type)
+        body = sent.document()
         spec = (body.get("spec") or {}) if isinstance(body, dict) else None
         if not isinstance(spec, dict):
             raise bad_request("TokenRequest must be an object with a spec")

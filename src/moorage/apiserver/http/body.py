@@ -8,14 +8,12 @@ import asyncio
 from aiohttp import web
 
 from moorage.apiserver.errors import StatusError, too_large_body
-from moorage.apiserver.limits import ServerLimits
 
 
-async def read_body(request: web.BaseRequest, limits: ServerLimits) -> bytes:
+async def read_body(request: web.BaseRequest, limit: int, seconds: float) -> bytes:
     """Return the whole body. Raises 413 if it is too large, 408 if it does not arrive in time."""
     if not request.can_read_body:
         return b""
-    limit = limits.body_bytes
     if (request.content_length or 0) > limit:
         raise too_large_body(limit)
     if request.content.is_eof():  # the body came with the head, as most do
@@ -26,7 +24,7 @@ async def read_body(request: web.BaseRequest, limits: ServerLimits) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(limits.body_s):
+        async with asyncio.timeout(seconds):
             async for chunk in request.content.iter_any():
                 size += len(chunk)
                 if size > limit:

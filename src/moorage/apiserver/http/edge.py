@@ -29,14 +29,18 @@ from moorage.apiserver.errors import (
     no_such_path,
     not_supported,
     unauthorized,
+    unsupported_media,
 )
 from moorage.apiserver.formats.negotiate import YAML, Representation, chosen, yaml_of
 from moorage.apiserver.handlers.node_proxy import KubeletProxy
 from moorage.apiserver.handlers.objects import ObjectHandler
 from moorage.apiserver.http.body import read_body
+from moorage.apiserver.http.shares import Shares
+from moorage.apiserver.http.steps import stepwise
 from moorage.apiserver.http.watch_streams import WatchStreams
 from moorage.apiserver.kinds.registry import Kind, KindRegistry
 from moorage.apiserver.limits import ServerLimits
+from moorage.apiserver.request.apart import PAGE_BYTES, apart
 from moorage.apiserver.request.messages import Answer, Sent
 from moorage.apiserver.request.options import Call, options_from
 from moorage.apiserver.request.routes import Route, route
@@ -48,6 +52,8 @@ log = get_logger(__name__)
 
 _OPEN_PATHS = ("/healthz", "/livez", "/readyz", "/version")
 _CONNECTING = ("exec", "attach", "portforward")
+_SMALL = ("binding", "eviction", "scale", "token")  # subresources whose bodies hold a few fields
+_PART_BYTES = 256 << 10
 
 
 class SubresourceHandler(Protocol):
@@ -84,12 +90,22 @@ class Edge:
         self._limits = limits
         self._metrics = metrics
         self._watches = WatchStreams(limits, metrics)
+        self._shares = Shares(limits)
 
     def stop(self) -> None:
         """End every watch."""
         self._watches.is_stopping.set()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, and measure how long each of its steps holds the event loop."""
+        return await stepwise(self._handle(request), lambda seconds: self._note_step(request, seconds))
+
+    def _note_step(self, request: web.BaseRequest, seconds: float) -> None:
+        self._metrics.steps.note(seconds)
+        if seconds > self._limits.held_s:
+            log.warning("a request held the event loop", method=request.method, path=request.path, seconds=seconds)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Every failure becomes a Status."""
         started = time.perf_counter()
         http = 499
@@ -129,29 +145,34 @@ class Edge:
         if user is None:
             if path not in _OPEN_PATHS:
                 raise unauthorized()
-            response = self._page(request, path)
+            response = await self._page(request, path)
             response.force_close()  # connections are kept for users
             return response
+        with self._shares.of(request, user):
+            return await self._answer_user(request, user, path)
+
+    async def _answer_user(self, request: web.BaseRequest, user: User, path: str) -> web.StreamResponse:
         user = impersonated(user, request.headers, self._authorizer)
         if path.startswith("/api"):
             found = route(path, self._registry)
             if found is not None and found.plural:
                 return await self._resource(request, found, user)
         self._authorizer.allow(user, path_attributes(request.method, path))
-        return self._page(request, path)
+        return await self._page(request, path)
 
     def _user(self, request: web.BaseRequest) -> User | None:
         transport = request.transport
         certificate = transport.get_extra_info("peercert") if transport else None
         return self._authenticator.identify(request.headers.get("Authorization", ""), certificate)
 
-    def _page(self, request: web.BaseRequest, path: str) -> web.Response:
-        answer = self._handlers.pages.answer(path, request.headers.get("Accept", ""))
+    async def _page(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        size = PAGE_BYTES if path.startswith(("/api", "/openapi")) else 0  # schemas are as large as definitions are
+        answer = await apart(size, self._handlers.pages.answer, path, request.headers.get("Accept", ""))
         if answer is None:
             raise no_such_path()
         if request.method not in ("GET", "HEAD"):
             raise method_not_allowed()
-        return _response(answer)
+        return await self._sent(request, answer)
 
     async def _resource(self, request: web.BaseRequest, found: Route, user: User) -> web.StreamResponse:
         query = request.rel_url.query
@@ -169,20 +190,54 @@ class Edge:
                 raise bad_request("continue is not allowed with watch")
             wanted = _wanted(request.headers, query)
             return await self._watches.send(request, lambda: self._handlers.objects.watch(call, wanted))
-        content_type = request.headers.get("Content-Type", "")
-        sent = Sent(request.method, query, content_type, await read_body(request, self._limits))
+        sent = await self._read(request, call, found)
         for handler in self._handlers.subresources:
             answering = handler.answer(found, call, sent, user)
             if answering is not None:
-                return _response(await answering, call)
+                return await self._sent(request, await answering, call)
         if call is None:
             raise no_such_path()
         _check_place(call, request.method)
         wanted = _wanted(request.headers, query)
         answer = await self._handlers.objects.handle(call, sent, wanted)
         if wanted.media == YAML:
-            answer = Answer(yaml_of(answer.body), answer.http, YAML)
-        return _response(answer, call)
+            body = b"".join((answer.body, *answer.more))
+            answer = Answer(await apart(len(body), yaml_of, body), answer.http, YAML)
+        return await self._sent(request, answer, call)
+
+    async def _read(self, request: web.BaseRequest, call: Call | None, found: Route) -> Sent:
+        """Return what the client sent, decoded. Raises 413 if it is too large for what it is."""
+        is_object = call is not None and (request.method != "DELETE" and found.subresource not in _SMALL)
+        limit = self._limits.body_bytes if is_object else self._limits.small_body_bytes
+        query, content_type = request.rel_url.query, request.headers.get("Content-Type", "")
+        sent = Sent(request.method, query, content_type, await read_body(request, limit, self._limits.body_s))
+        if sent.body:
+            if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise unsupported_media("the body of the request must not be compressed")
+            await sent.read()
+        if call is not None:
+            call.size_bytes = len(sent.body)
+        return sent
+
+    async def _sent(self, request: web.BaseRequest, answer: Answer, call: Call | None = None) -> web.StreamResponse:
+        """Return the response. A long one is sent here, in parts, and given up if the client does not read."""
+        response = _response(answer, call)
+        if (len(answer.body) <= _PART_BYTES and not answer.more) or request.method == "HEAD":
+            return response
+        stream = web.StreamResponse(status=answer.http, headers=response.headers)
+        stream.content_length = sum(map(len, (answer.body, *answer.more)))
+        await stream.prepare(request)
+        try:
+            for body in (answer.body, *answer.more):
+                view = memoryview(body)
+                for start in range(0, len(body), _PART_BYTES):
+                    async with asyncio.timeout(self._limits.stalled_s):
+                        await stream.write(view[start : start + _PART_BYTES])
+        except TimeoutError as error:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the client does not read its answer") from error
+        return stream
 
     def _call(self, request: web.BaseRequest, kind: Kind, found: Route, user: User, asked: Attributes) -> Call:
         return Call(

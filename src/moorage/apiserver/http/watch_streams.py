@@ -76,6 +76,6 @@ class WatchStreams:
             if transport is not None and transport.get_write_buffer_size() == 0 and len(chunk) < _SMALL_BYTES:
                 await response.write(chunk)  # there is room for it, so it cannot stall
                 continue
-            async with asyncio.timeout(self._limits.stalled_watch_s):
+            async with asyncio.timeout(self._limits.stalled_s):
                 await response.write(chunk)
         await response.write_eof()

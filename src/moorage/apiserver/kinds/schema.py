@@ -7,6 +7,7 @@ Start reading at: `Type`, `Normaliser`.
 """
 
 import re
+import threading
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
@@ -92,6 +93,11 @@ def known_types() -> list[str]:
 @cache
 def struct(name: str) -> Type:
     """The struct of that name, such as `core.v1.PodSpec`; types may refer to themselves."""
+    with _MAKING:
+        return _UNDER_WAY.get(name) or _struct(name)
+
+
+def _struct(name: str) -> Type:
     lines = _paragraphs()[name]
     node = Type("struct", name=name, is_atomic=lines[0].endswith(" atomic"))
     _UNDER_WAY[name] = node
@@ -107,6 +113,7 @@ def struct(name: str) -> Type:
 
 
 _UNDER_WAY: dict[str, Type] = {}
+_MAKING = threading.RLock()  # requests are decoded in several threads
 
 
 def _field_from(line: str) -> Field:

@@ -7,6 +7,7 @@ Start reading at: `Watch.lines`.
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 
 from moorage.apiserver.errors import StatusError, expired, too_large_version
@@ -17,6 +18,9 @@ from moorage.apiserver.store.selection import matcher, selection_of
 from moorage.apiserver.store.store import Key, Store, encode
 
 BOOKMARK_S = 60.0
+_CHANGES_AT_A_TIME = 100
+_BYTES_AT_A_TIME = 256 << 10
+_TURN_S = 0.01
 Render = Callable[[bytes], bytes]  # an object's bytes as this watcher wants them (another version, a Table)
 
 
@@ -63,7 +67,7 @@ class Watch:
                 if self._call.options.wants_bookmarks:
                     yield self._bookmark()
                 continue
-            changes = self._log.since(self._position)
+            changes = self._log.since(self._position, _CHANGES_AT_A_TIME, _BYTES_AT_A_TIME)
             if changes is None:
                 yield self.error_line(expired("too old resource version: the watch fell behind"))
                 return
@@ -71,6 +75,8 @@ class Watch:
             self._position += len(changes)
             if chunk:
                 yield chunk
+            if self._position < self._log.end:
+                await asyncio.sleep(0)  # others have their turn
 
     async def _initial_lines(self) -> AsyncIterator[bytes]:
         table = self._store.table(self._call.kind.stored_as)
@@ -78,7 +84,11 @@ class Watch:
         revision = self._store.revision
         self._position = self._log.end
         chunk: list[bytes] = []
+        began = time.monotonic()
         for key, record in found:
+            if time.monotonic() - began > _TURN_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
             if self._matches is None or self._matches(key, record):
                 chunk.append(self._frame("ADDED", record.body))
             if len(chunk) >= 200:

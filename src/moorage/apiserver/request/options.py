@@ -79,6 +79,7 @@ class Call:
     user_agent: str = ""
     warnings: list[str] = field(default_factory=list)
     guard: WriteGuard = UNGUARDED
+    size_bytes: int = 0  # of the body
 
     @property
     def manager(self) -> str:

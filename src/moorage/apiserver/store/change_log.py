@@ -9,6 +9,7 @@ behind, and is dropped when what it needs has been forgotten.
 """
 
 import asyncio
+import itertools
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
@@ -110,11 +111,16 @@ class Log:
             return None
         return self._first + bisect_right(self._changes, revision, key=_revision_of)
 
-    def since(self, position: int) -> list[Change] | None:
-        """The changes from a position on; None when some of them are forgotten."""
+    def since(self, position: int, most: int | None = None, size_bytes: int | None = None) -> list[Change] | None:
+        """The changes from a position on, or the first of them up to a size; None when some of them are forgotten."""
         if position < self._first:
             return None
-        return self._changes[position - self._first :]
+        start = position - self._first
+        found = self._changes[start : None if most is None else start + most]
+        if size_bytes is None:
+            return found
+        sizes = itertools.accumulate(len(change.record.body) for change in found)
+        return found[: 1 + sum(1 for size in sizes if size <= size_bytes)]
 
     async def grown(self, position: int, until: float) -> bool:
         """Wait until there is something at `position`; False when the loop's clock says `until` first."""

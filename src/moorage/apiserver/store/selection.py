@@ -2,7 +2,7 @@
 
 Owns: which records a list holds, continue tokens, and rebuilding an older state from the log.
 May not touch: HTTP; it returns records, and `lists` joins their bytes.
-Start reading at: `select`.
+Start reading at: `begin_list`, `page_of`.
 """
 
 import base64
@@ -16,7 +16,7 @@ import msgspec
 from moorage.apiserver.errors import bad_request, expired, too_large_version
 from moorage.apiserver.kinds.registry import Kind
 from moorage.apiserver.request.options import Call, Options
-from moorage.apiserver.store.change_log import ObjectVersion
+from moorage.apiserver.store.change_log import Change, ObjectVersion
 from moorage.apiserver.store.store import Key, ObjectTable, Store, decode
 from moorage.kube.selectors import value_at
 
@@ -40,8 +40,27 @@ class _Token(msgspec.Struct):
     v: str = "meta.k8s.io/v1"
 
 
-def select(store: Store, call: Call) -> ListPage:
-    """One page of a list."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a list looks through: the records of its range as they are now, and what leads back to an older state."""
+
+    call: Call
+    revision: int
+    after: Key | None
+    matches: Matcher | None
+    keys: list[Key]
+    records: list[ObjectVersion]
+    left: int = 0  # records behind the last one, which a page without selectors need not look at
+    past: list[Change] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes the list looks through."""
+        return len(self.keys) * 100 + sum(len(record.body) for record in self.records[:100])
+
+
+def begin_list(store: Store, call: Call) -> Reading:
+    """Note what a list shows. Belongs to the event loop, and is fast; `page_of` may run in another thread."""
     options, table = call.options, store.table(call.kind.stored_as)
     matches = matcher(call.kind, call.namespace, call.name, options)
     revision, after = store.revision, None
@@ -52,18 +71,38 @@ def select(store: Store, call: Call) -> ListPage:
         revision, after = _resume(store, table, options.token)
     elif asked and (options.version_match == "Exact" or (options.limit and not options.version_match)):
         revision = asked
-    order, records = _snapshot(store, table, revision)
-    first, last = _range(order, call.namespace, after)
+    past = _changes_since(store, table, revision)
+    if past:
+        return Reading(
+            call,
+            revision,
+            after,
+            matches,
+            table.order.copy(),
+            list(map(table.records.__getitem__, table.order)),
+            past=past,
+        )
+    first, last = _range(table.order, call.namespace, after)
+    end = min(last, first + options.limit) if options.limit and not options.has_selectors and not call.name else last
+    keys = table.order[first:end]
+    return Reading(call, revision, after, matches, keys, list(map(table.records.__getitem__, keys)), last - end)
+
+
+def page_of(reading: Reading) -> ListPage:
+    """Return the records that belong to the page."""
+    keys, records = (reading.keys, reading.records) if reading.past is None else _rebuilt(reading)
+    options, matches, left = reading.call.options, reading.matches, reading.left
     chosen: list[ObjectVersion] = []
-    for at in range(first, last):
-        record = records[order[at]]
-        if matches is not None and not matches(order[at], record):
+    for at, (key, record) in enumerate(zip(keys, records, strict=True)):
+        if matches is not None and not matches(key, record):
             continue
         if options.limit and len(chosen) == options.limit:
-            remaining = None if options.has_selectors else last - at
-            return ListPage(chosen, revision, _token(revision, order[at - 1]), remaining)
+            remaining = None if options.has_selectors else len(keys) - at + left
+            return ListPage(chosen, reading.revision, _token(reading.revision, keys[at - 1]), remaining)
         chosen.append(record)
-    return ListPage(chosen, revision)
+    if left:
+        return ListPage(chosen, reading.revision, _token(reading.revision, keys[-1]), left)
+    return ListPage(chosen, reading.revision)
 
 
 def _range(order: list[Key], namespace: str, after: Key | None) -> tuple[int, int]:
@@ -74,23 +113,27 @@ def _range(order: list[Key], namespace: str, after: Key | None) -> tuple[int, in
     return first, last
 
 
-def _snapshot(store: Store, table: ObjectTable, revision: int) -> tuple[list[Key], dict[Key, ObjectVersion]]:
-    """The table as it was at a revision."""
+def _changes_since(store: Store, table: ObjectTable, revision: int) -> list[Change] | None:
+    """Return what changed after a revision; None if the table is still as it was then."""
     if revision >= store.revision:
-        return table.order, table.records
+        return None
     position = table.log.position_after(revision)
     if position is None:
         raise expired(f"The resourceVersion for the provided list is too old: {revision} ({table.log.floor})")
-    changes = table.log.since(position) or []
-    if not changes:
-        return table.order, table.records
-    records = dict(table.records)
-    for change in reversed(changes):
+    return table.log.since(position) or None
+
+
+def _rebuilt(reading: Reading) -> tuple[list[Key], list[ObjectVersion]]:
+    """Return keys and records as they were before the changes."""
+    records = dict(zip(reading.keys, reading.records, strict=True))
+    for change in reversed(reading.past or ()):
         if change.previous is None:
             records.pop(change.key, None)
         else:
             records[change.key] = change.previous
-    return sorted(records), records
+    order = sorted(records)
+    first, last = _range(order, reading.call.namespace, reading.after)
+    return order[first:last], [records[key] for key in order[first:last]]
 
 
 def _token(revision: int, last: Key) -> str:

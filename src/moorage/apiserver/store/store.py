@@ -4,13 +4,16 @@ Owns: the database file, the in-memory tables, group commit, and handing committ
 May not touch: the meaning of objects. It sees a resource's name, a namespace, a name and bytes.
 Start reading at: `Store.write`, `Transaction`.
 
-A write is a function that looks at the current state and stages changes. The functions that wait while a commit is
-on its way to the disk run together in the next one. Nothing is visible to readers, and no writer is answered, before
-its commit has returned; a function that raises leaves nothing behind.
+A write is a function that reads the current state and stages changes. The functions that wait while a commit is on its
+way to the disk run together in the next one, in the thread of the database: however much one of them computes, the
+event loop goes on. The committed state does not change meanwhile, because only the end of the commit changes it, on
+the event loop. Nothing is visible to readers, and no writer is answered, before its commit has returned; a function
+that raises leaves nothing behind.
 """
 
 import asyncio
 import sqlite3
+import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from moorage.apiserver.errors import unavailable
+from moorage.apiserver.errors import too_large_object, unavailable
 from moorage.apiserver.store.change_log import Change, Log, ObjectVersion
 from moorage.apiserver.store.owner_index import Owners
 from moorage.log import get_logger
@@ -32,6 +35,8 @@ T = TypeVar("T")
 Key = tuple[str, str]  # namespace, name
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder().decode
+LIMIT_OBJECT_BYTES = 3 << 19  # as etcd under Kubernetes
+BATCH_S = 0.1  # after this much work a commit begins, and the writes that are left wait for the next one
 
 _SCHEMA = (
     """
@@ -116,6 +121,8 @@ class Transaction:
         self.revision += 1
         body["metadata"]["resourceVersion"] = str(self.revision)
         record = ObjectVersion(self.revision, encode(body))
+        if len(record.body) > LIMIT_OBJECT_BYTES:
+            raise too_large_object(len(record.body), LIMIT_OBJECT_BYTES)
         self.latest[resource, key] = record
         kind = "MODIFIED" if previous else "ADDED"
         self.staged.append(PendingChange(resource, key, kind, record, previous))
@@ -137,10 +144,22 @@ class Transaction:
 class _Waiting:
     work: Callable[[Transaction], Any]
     result: asyncio.Future[Any]
+    answer: Any = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The writes of one commit, and what came of them."""
+
+    writes: list[_Waiting]
+    revision: int
+    staged: list[PendingChange] = field(default_factory=list)
+    left: list[_Waiting] = field(default_factory=list)  # there was no time for these
 
 
 class Store:
-    """The state of the server. All methods belong to the event loop's thread."""
+    """The state of the server. All methods belong to the event loop's thread, but writes run in the database's."""
 
     def __init__(self, path: Path | None) -> None:
         self._db = _opened(path)
@@ -149,6 +168,7 @@ class Store:
         self._wake = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
+        self.before_commit: list[Callable[[list[PendingChange]], None]] = []  # in the thread of the database
         self.on_commit: list[Callable[[list[PendingChange]], None]] = []
         self.commits = 0
         self.owners = Owners()
@@ -172,9 +192,7 @@ class Store:
 
     def table(self, resource: str) -> ObjectTable:
         found = self._tables.get(resource)
-        if found is None:
-            found = self._tables[resource] = ObjectTable()
-        return found
+        return found if found is not None else self._tables.setdefault(resource, ObjectTable())
 
     def tables(self) -> dict[str, ObjectTable]:
         return self._tables
@@ -212,58 +230,63 @@ class Store:
             await self._wake.wait()
             self._wake.clear()
             await asyncio.sleep(0)  # let the other requests of this turn join
-            batch, self._waiting = self._waiting, []
-            staged, answers, revision = self._run(batch)
-            if staged:
-                commit = loop.run_in_executor(self._disk, self._commit, staged, revision)
-                try:
-                    await asyncio.shield(commit)
-                except asyncio.CancelledError:
-                    await asyncio.wait([commit])
-                    self._finish(commit, staged, answers, revision)
-                    raise
-                except Exception:
-                    log.debug("commit raised")  # _finish reads the same failure from the future
-                self._finish(commit, staged, answers, revision)
-            else:
-                _answer(answers)
+            batch, self._waiting = _Batch(self._waiting, self.revision), []
+            commit = loop.run_in_executor(self._disk, self._store_batch, batch)
+            try:
+                await asyncio.shield(commit)
+            except asyncio.CancelledError:
+                await asyncio.wait([commit])
+                self._finish(commit, batch)
+                raise
+            except Exception:
+                log.debug("commit raised")  # _finish reads the same failure from the future
+            self._finish(commit, batch)
 
-    def _run(self, batch: list[_Waiting]) -> "tuple[list[PendingChange], list[tuple[_Waiting, Any]], int]":
+    def _store_batch(self, batch: _Batch) -> None:
+        """Run the writes of a batch, and commit what they staged."""
+        self._run(batch)
+        if batch.staged:
+            for tell in self.before_commit:
+                tell(batch.staged)
+            self._commit(batch.staged, batch.revision)
+
+    def _run(self, batch: _Batch) -> None:
         overlay: dict[tuple[str, Key], ObjectVersion | None] = {}
-        revision = self.revision
-        staged: list[PendingChange] = []
-        answers: list[tuple[_Waiting, Any]] = []
-        for waiting in batch:
+        end = time.monotonic() + BATCH_S
+        for at, waiting in enumerate(batch.writes):
             if waiting.result.done():
                 continue  # the client went away before its turn came
-            transaction = Transaction(self, overlay, revision)
+            if time.monotonic() > end:
+                batch.writes, batch.left = batch.writes[:at], batch.writes[at:]
+                return
+            transaction = Transaction(self, overlay, batch.revision)
             try:
-                answer = waiting.work(transaction)
+                waiting.answer = waiting.work(transaction)
             except Exception as error:
-                waiting.result.set_exception(error)
+                waiting.error = error
                 continue
             overlay.update(transaction.latest)
-            revision = transaction.revision
-            staged.extend(transaction.staged)
-            answers.append((waiting, answer))
-        return staged, answers, revision
+            batch.revision = transaction.revision
+            batch.staged.extend(transaction.staged)
 
-    def _finish(
-        self,
-        commit: asyncio.Future[None],
-        staged: list[PendingChange],
-        answers: "list[tuple[_Waiting, Any]]",
-        revision: int,
-    ) -> None:
+    def _finish(self, commit: asyncio.Future[None], batch: _Batch) -> None:
+        if batch.left:
+            self._waiting[:0] = batch.left
+            self._wake.set()
         error = commit.exception()
         if error is not None:
-            log.error("commit failed", error=str(error), writes=len(staged))
-            for waiting, _ in answers:
-                if not waiting.result.done():
-                    waiting.result.set_exception(unavailable(f"the write could not be stored: {error}"))
-            return
-        self._apply(staged, revision)
-        _answer(answers)
+            log.error("commit failed", error=str(error), writes=len(batch.staged))
+            for waiting in batch.writes:
+                waiting.error = waiting.error or unavailable(f"the write could not be stored: {error}")
+        elif batch.staged:
+            self._apply(batch.staged, batch.revision)
+        for waiting in batch.writes:
+            if waiting.result.done():
+                continue
+            if waiting.error is not None:
+                waiting.result.set_exception(waiting.error)
+            else:
+                waiting.result.set_result(waiting.answer)
 
     def _commit(self, staged: list[PendingChange], revision: int) -> None:
         last: dict[tuple[str, Key], PendingChange] = {(s.resource, s.key): s for s in staged}
@@ -310,12 +333,6 @@ class Store:
         for resource, changed in self._db.execute("SELECT resource, revision FROM changed"):
             self.table(resource).log.floor = changed
         return revision
-
-
-def _answer(answers: "list[tuple[_Waiting, Any]]") -> None:
-    for waiting, answer in answers:
-        if not waiting.result.done():
-            waiting.result.set_result(answer)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ managers were taken away is followed again from its next apply on; what it held 
 """
 
 import copy
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from moorage.apiserver.errors import StatusError, bad_request, invalid, required
 from moorage.apiserver.kinds.metadata import now_text
 from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.apiserver.kinds.schema import Type, zero_of
+from moorage.apiserver.request.apart import apart
 from moorage.apiserver.request.options import Call
 from moorage.apiserver.writing.decoding import check_identity, intake
 from moorage.apiserver.writing.managed_fields import (
@@ -123,11 +126,12 @@ async def apply_patch(resources: "Operations", call: Call, body: Any) -> tuple[b
     meta = body.get("metadata")
     if isinstance(meta, dict) and meta.get("managedFields"):
         raise bad_request("metadata.managedFields must be nil")
-    config = _configuration(call, body)
+    config = await apart(call.size_bytes, _configuration, call, body)
     if not call.subresource and resources.store.get(kind.stored_as, call.namespace, call.name) is None:
         call.guard.check_create()
         try:
-            return await _create(resources, call, config), True
+            managed = await apart(call.size_bytes, _first_entries, call, config)
+            return await resources.create(call, config, managed), True
         except StatusError as error:
             if error.reason != "AlreadyExists":
                 raise
@@ -173,10 +177,9 @@ def _is_zero(value: Any) -> bool:
     return all(_is_zero(item) for item in value.values()) if isinstance(value, dict) else value in ("", 0, "0", "0s")
 
 
-async def _create(resources: "Operations", call: Call, config: Object) -> bytes:
+def _first_entries(call: Call, config: Object) -> list[Object]:
     paths = set(owned(config, call.kind.type))
-    manager = Manager(call.manager, "Apply", call.kind.api_version, "", paths, now_text())
-    return await resources.create(call, config, entries_of([manager]))
+    return entries_of([Manager(call.manager, "Apply", call.kind.api_version, "", paths, now_text())])
 
 
 def _applied(call: Call, old: Object, config: Object) -> Object:
@@ -193,10 +196,8 @@ def _applied(call: Call, old: Object, config: Object) -> Object:
     new: Object = merged(copy.deepcopy(old), _body(config), kind.type)
     new["metadata"] = merged(new["metadata"], config["metadata"], kind.type.fields["metadata"].type)
     if mine is not None:
-        kept = set().union(*(m.paths for m in others)) if others else set()
-        gone = [path for path in mine.paths if path not in wanted and not _is_held(path, kept, wanted)]
-        for path in sorted(gone, key=len):  # an item goes whole, before its own keys do
-            remove(new, kind.type, path)
+        held = _with_parents([*(m.paths for m in others), wanted])
+        remove(new, kind.type, [path for path in mine.paths if path not in held])
     entry = mine or Manager(name, "Apply", kind.api_version, call.subresource, set(), now_text())
     if entry.paths != set(wanted):
         entry.paths, entry.time = set(wanted), now_text()
@@ -211,20 +212,21 @@ def _body(config: Object) -> Object:
     return {key: value for key, value in config.items() if key not in ("apiVersion", "kind", "metadata")}
 
 
-def _is_held(path: Path, kept: set[Path], wanted: dict[Path, Any]) -> bool:
-    """Whether someone else, or the new configuration, still holds the field or something below it."""
-    if path in kept:
-        return True
-    size = len(path)
-    return any(len(other) > size and other[:size] == path for held in (kept, wanted) for other in held)
+def _with_parents(held: Iterable[Iterable[Path]]) -> set[Path]:
+    """The fields that are held, and everything that they are in."""
+    found: set[Path] = set()
+    for path in itertools.chain.from_iterable(held):
+        while path and path not in found:
+            found.add(path)
+            path = path[:-1]
+    return found
 
 
 def _settle_conflicts(call: Call, wanted: dict[Path, Any], live: dict[Path, Any], others: list[Manager]) -> None:
     clashes: list[tuple[Manager, Path]] = []
     for manager in others:
-        for path, value in wanted.items():
-            if path in manager.paths and value is not ITEM and path in live and live[path] != value:
-                clashes.append((manager, path))
+        shared = sorted(manager.paths & wanted.keys() & live.keys())
+        clashes += [(manager, p) for p in shared if wanted[p] is not ITEM and live[p] != wanted[p]]
     if not clashes:
         return
     if call.options.force:

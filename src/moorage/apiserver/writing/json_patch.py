@@ -5,12 +5,14 @@ May not touch: objects as Kubernetes sees them; these are operations on plain JS
 Start reading at: `json_patch`, `merge_patch`.
 """
 
-import copy
 from typing import Any
 
-from moorage.apiserver.errors import StatusError, bad_request
+import msgspec
+
+from moorage.apiserver.errors import StatusError, bad_request, too_many_values
 
 LIMIT_OPERATIONS = 10_000
+LIMIT_COST = 8 << 20  # of all copies and comparisons of one patch, in bytes that they read
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -36,13 +38,39 @@ def json_patch(target: Any, operations: Any) -> Any:
             "RequestEntityTooLarge",
             f"The allowed maximum operations in a JSON patch is {LIMIT_OPERATIONS}, got {len(operations)}",
         )
-    document = copy.deepcopy(target)
+    document = _copy(target)
+    budget = _Budget()
     for step in operations:
-        document = _apply(document, step)
+        document = _apply(document, step, budget)
     return document
 
 
-def _apply(document: Any, step: dict[str, Any]) -> Any:
+class _Budget:
+    """What the copies and comparisons of one patch may still cost: each copy of a copy doubles a document."""
+
+    def __init__(self) -> None:
+        self._left = LIMIT_COST
+
+    def charge(self, value: Any) -> None:
+        """Count a value that is read whole. Raises 413 if the patch has cost too much."""
+        open_values = [value]
+        while open_values:
+            found = open_values.pop()
+            if isinstance(found, dict):
+                self._left -= sum(map(len, found))
+                open_values.extend(found.values())
+            elif isinstance(found, list):
+                open_values.extend(found)
+            self._left -= 16 + (len(found) if isinstance(found, str) else 0)
+            if self._left < 0:
+                raise too_many_values("the patch copies or compares too much")
+
+
+def _copy(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _apply(document: Any, step: dict[str, Any], budget: _Budget) -> Any:
     name, path = step.get("op"), step.get("path")
     if not isinstance(path, str) or name not in ("add", "remove", "replace", "move", "copy", "test"):
         raise _fails(f"unexpected kind or path of operation {str(name)[:40]!r}")
@@ -50,18 +78,21 @@ def _apply(document: Any, step: dict[str, Any]) -> Any:
         raise bad_request(f"error decoding patch: operation {name} without a value")
     match name:
         case "add":
-            return _add(document, path, copy.deepcopy(step["value"]))
+            return _add(document, path, _copy(step["value"]))
         case "remove":
             return _remove(document, path)[0]
         case "replace":
-            return _replace(document, path, copy.deepcopy(step["value"]))
+            return _replace(document, path, _copy(step["value"]))
         case "test":
+            budget.charge(step["value"])
             return _test(document, path, step["value"])
     source = step.get("from")
     if not isinstance(source, str):
         raise bad_request(f"error decoding patch: operation {name} without from")
     if name == "copy":
-        return _add(document, path, copy.deepcopy(_find(document, source)))
+        copied = _find(document, source)
+        budget.charge(copied)
+        return _add(document, path, _copy(copied))
     if path.startswith(source + "/"):
         raise _fails(f"move: {source} is a parent of {path}")
     document, value = _remove(document, source)

@@ -8,6 +8,7 @@ A path is a tuple of steps: `f:name` for a field, `k:{"name":"a"}` for an item o
 of a set. A path that ends in a keyed item stands for the item itself.
 """
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
@@ -127,18 +128,14 @@ def _paths_in(document: bytes) -> frozenset[Path]:
     return frozenset(_paths(msgspec.json.decode(document), ()))
 
 
-def _paths(document: Any, prefix: Path) -> set[Path]:
-    if not isinstance(document, dict):
-        return set()
-    found: set[Path] = set()
-    for step, child in document.items():
+def _paths(document: Any, prefix: Path) -> Iterator[Path]:
+    for step, child in document.items() if isinstance(document, dict) else ():
         if step == ".":
-            found.add(prefix)
+            yield prefix
         elif not child:
-            found.add((*prefix, step))
+            yield (*prefix, step)
         else:
-            found |= _paths(child, (*prefix, step))
-    return found
+            yield from _paths(child, (*prefix, step))
 
 
 def merged(live: Any, applied: Any, node: Type) -> Any:
@@ -168,27 +165,44 @@ def _merged_list(live: list[Any], applied: list[Any], node: Type) -> list[Any]:
     return out + [item for step, item in wanted.items()]
 
 
-def remove(value: Any, node: Type, path: Path) -> None:
-    """Take the field at a path out, in place; a path that is not there is no error."""
-    step, rest = path[0], path[1:]
-    if step.startswith("f:") and isinstance(value, dict):
-        name = step[2:]
-        if name not in value:
-            return
-        if not rest:
-            del value[name]
+def remove(value: Any, node: Type, paths: Iterable[Path]) -> None:
+    """Take the fields at some paths out, in place; a path that is not there is no error."""
+    tree: _Tree = {}
+    for path in sorted(paths, key=len):  # an item goes whole, whatever else is said about what it holds
+        below = tree
+        for step in path[:-1]:
+            found = below.setdefault(step, {})
+            if found is None:
+                break
+            below = found
         else:
-            remove(value[name], node.child(name) or ANY, rest)
-            if value[name] in ({}, []):
+            below[path[-1]] = None
+    _remove(value, node, tree)
+
+
+_Tree = dict[str, "_Tree | None"]  # None: all of it
+
+
+def _remove(value: Any, node: Type, tree: _Tree) -> None:
+    if isinstance(value, dict):
+        for step, below in tree.items():
+            name = step[2:]
+            if not step.startswith("f:") or name not in value:
+                continue
+            if below is not None:
+                _remove(value[name], node.child(name) or ANY, below)
+            if below is None or value[name] in ({}, []):
                 del value[name]
     elif isinstance(value, list):
-        for at, item in enumerate(value):
-            if step_of(item, node) == step:
-                if not rest:
-                    del value[at]
-                elif rest[0][2:] not in node.map_keys:  # an item that stays keeps what it is known by
-                    remove(item, node.item or ANY, rest)
-                return
+        kept = []
+        for item in value:
+            step = step_of(item, node) or ""
+            below = tree.get(step, {})
+            if below:  # an item that stays keeps what it is known by
+                _remove(item, node.item or ANY, {s: b for s, b in below.items() if s[2:] not in node.map_keys})
+            if below is not None:
+                kept.append(item)
+        value[:] = kept
 
 
 def shown(path: Path) -> str:

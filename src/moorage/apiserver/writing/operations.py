@@ -28,6 +28,7 @@ from moorage.apiserver.kinds import metadata as meta
 from moorage.apiserver.kinds.registry import Kind, KindRegistry, Object
 from moorage.apiserver.kinds.rules import rules_for
 from moorage.apiserver.kinds.schema import zero_of
+from moorage.apiserver.request.apart import apart
 from moorage.apiserver.request.options import Call, DeleteOptions
 from moorage.apiserver.store.change_log import ObjectVersion
 from moorage.apiserver.store.store import Store, Transaction, decode, encode
@@ -75,7 +76,7 @@ class Operations:
 
         `managed` are the managedFields of an object that is created by applying it.
         """
-        obj = intake(call, body)
+        obj = await apart(call.size_bytes, intake, call, body)
         obj["metadata"].pop("managedFields", None)
         if managed is not None:
             obj["metadata"]["managedFields"] = managed
@@ -126,7 +127,7 @@ class Operations:
 
     async def update(self, call: Call, body: Object) -> tuple[bytes, bool]:
         """Replace an object, or its status; the second value says that it was created."""
-        obj = intake(call, body)
+        obj = await apart(call.size_bytes, intake, call, body)
         if not obj["metadata"].get("name"):
             raise bad_request("name must be provided")
         if obj["metadata"]["name"] != call.name:

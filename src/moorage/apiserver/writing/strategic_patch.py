@@ -6,7 +6,10 @@ Start reading at: `strategic_patch`.
 """
 
 import copy
+from collections import deque
 from typing import Any
+
+import msgspec
 
 from moorage.apiserver.errors import bad_request
 from moorage.apiserver.kinds.schema import ANY, Type
@@ -35,7 +38,8 @@ def _merge_map(target: dict[str, Any], patch: dict[str, Any], node: Type) -> dic
     if retained is not None:
         if not isinstance(retained, list):
             raise bad_request("$retainKeys must be a list")
-        merged = {key: value for key, value in merged.items() if key in retained}
+        names = {name for name in retained if isinstance(name, str)}
+        merged = {key: value for key, value in merged.items() if key in names}
     orders = {key[len(_ORDER) :]: patch.pop(key) for key in list(patch) if key.startswith(_ORDER)}
     for key in [key for key in patch if key.startswith(_DELETE)]:
         _delete_primitives(merged, key[len(_DELETE) :], patch.pop(key))
@@ -72,26 +76,42 @@ def _merge_list(current: list[Any], patch: list[Any], node: Type, order: Any) ->
         return [item for item in patch if not (isinstance(item, dict) and item.get("$patch") == "replace")]
     if "merge" not in node.patch.split(","):
         return [_without_directives(item) for item in patch if item is not None]
-    merged = (
-        _merge_keyed(current, patch, node) if node.merge_key else [*current, *(i for i in patch if i not in current)]
-    )
+    merged = _merge_keyed(current, patch, node) if node.merge_key else _united(current, patch)
     return _in_order(merged, patch if order is None else order, node, current)
+
+
+def _united(current: list[Any], patch: list[Any]) -> list[Any]:
+    known = {_known_by(item, "") for item in current}
+    return [*current, *(item for item in patch if _known_by(item, "") not in known)]
 
 
 def _merge_keyed(current: list[Any], patch: list[Any], node: Type) -> list[Any]:
     key = node.merge_key
-    merged = list(current)
+    merged: list[Any] = list(current)
+    places: dict[Any, list[int]] = {}
+    for at, item in enumerate(merged):
+        if isinstance(item, dict):
+            places.setdefault(_known_by(item, key), []).append(at)
     for item in patch:
         if not isinstance(item, dict) or key not in item:
             raise bad_request(f"map: {str(item)[:120]} does not contain declared merge key: {key}")
-        at = [i for i, have in enumerate(merged) if isinstance(have, dict) and have.get(key) == item[key]]
+        name = _known_by(item, key)
+        found = places.get(name, [])
         if item.get("$patch") == "delete":
-            merged = [have for i, have in enumerate(merged) if i not in at]
-        elif at:
-            merged[at[0]] = _merge_map(merged[at[0]], item, node.item or ANY)
+            for place in places.pop(name, ()):
+                merged[place] = _GONE
+        elif found:
+            merged[found[0]] = _merge_map(merged[found[0]], item, node.item or ANY)
         else:
+            places[name] = [len(merged)]
             merged.append(_merge_map({}, item, node.item or ANY))
-    return merged
+    return [item for item in merged if item is not _GONE]
+
+
+def _known_by(item: Any, key: str) -> Any:
+    """Return what an item is told apart by: the value of the merge key, or the item itself."""
+    value = item.get(key) if key and isinstance(item, dict) else item
+    return value if isinstance(value, str) else msgspec.json.encode(value)
 
 
 def _in_order(items: list[Any], order: Any, node: Type, before: list[Any]) -> list[Any]:
@@ -100,21 +120,24 @@ def _in_order(items: list[Any], order: Any, node: Type, before: list[Any]) -> li
     if not isinstance(order, list):
         raise bad_request("$setElementOrder must be a list")
     key = node.merge_key
-
-    def identity(item: Any) -> Any:
-        return item.get(key) if key and isinstance(item, dict) else item
-
-    wanted, places = [identity(item) for item in order], [identity(item) for item in before]
-    listed = sorted((i for i in items if identity(i) in wanted), key=lambda i: wanted.index(identity(i)))
+    wanted: dict[Any, int] = {}
+    for at, item in enumerate(order):
+        wanted.setdefault(_known_by(item, key), at)
+    first: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    for at, item in enumerate(before):
+        first.setdefault(_known_by(item, key), at)
+        last[_known_by(item, key)] = at
+    names = [_known_by(item, key) for item in items]
+    listed = deque(sorted((n for n, name in enumerate(names) if name in wanted), key=lambda n: wanted[names[n]]))
     result: list[Any] = []
-    for item in items:
-        if identity(item) in wanted:
+    for item, name in zip(items, names, strict=True):
+        if name in wanted:
             continue
-        behind = places[places.index(identity(item)) :] if identity(item) in places else []
-        while listed and identity(listed[0]) not in behind:
-            result.append(listed.pop(0))
+        while listed and not (name in first and last.get(names[listed[0]], -1) >= first[name]):
+            result.append(items[listed.popleft()])
         result.append(item)
-    return result + listed
+    return result + [items[n] for n in listed]
 
 
 def _delete_primitives(merged: dict[str, Any], field: str, values: Any) -> None:
@@ -122,7 +145,8 @@ def _delete_primitives(merged: dict[str, Any], field: str, values: Any) -> None:
         raise bad_request(f"{_DELETE}{field[:80]} must be a list")
     current = merged.get(field)
     if isinstance(current, list):
-        merged[field] = [item for item in current if item not in values]
+        gone = {_known_by(value, "") for value in values}
+        merged[field] = [item for item in current if _known_by(item, "") not in gone]
 
 
 def _without_directives(item: Any) -> Any:
