@@ -17,6 +17,16 @@ import typer
 from prometheus_client import REGISTRY
 from prometheus_client.core import Metric
 
+from moorage.cli.app import (
+    argument_usage,
+    default_of,
+    is_argument,
+    is_completion,
+    is_shown_option,
+    option_names,
+    parts_of,
+    usage_of,
+)
 from moorage.cli.main import COMMANDS, app
 from moorage.csi.metrics import CallMetrics
 from moorage.insight import troubleshooting_page
@@ -33,7 +43,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FIGURES = ROOT / "benchmarks" / "figures.json"
 _PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_COMPLETION = {"install_completion", "show_completion"}
 
 
 def render(text: str) -> str:
@@ -83,46 +92,35 @@ def cli() -> str:
 
 
 def _command(path: str, command: Any, level: str) -> str:
-    help_text = (command.help or command.short_help or "").replace("\b\n", "").strip()
-    arguments = " ".join(_argument(each) for each in command.params if each.param_type_name == "argument")
-    inner = getattr(command, "commands", {})
-    usage = " ".join(filter(None, [path, "[OPTION]...", "COMMAND" if inner else arguments]))
-    parts = [f"{level} {path}\n", f"{help_text}\n", f"```\n{usage}\n```\n", _options(command)]
-    parts += [_command(f"{path} {name}", each, level + "#") for name, each in inner.items()]
+    first, examples, rest = parts_of(command.help or command.short_help or "")
+    parts = [f"{level} {path}\n", f"{_line(first)}\n", *(f"{_line(each)}\n" for each in rest)]
+    parts.append("\n".join(["```console", *(f"$ {example}" for example in examples), "```"]) + "\n" if examples else "")
+    parts.append(f"```\n{usage_of(command, path)}\n```\n")
+    arguments = [(f"`{argument_usage(each)}`", each.help or "") for each in command.params if is_argument(each)]
+    parts.append(table(("argument", "meaning"), arguments) + "\n" if arguments else "")
+    parts.append(_options(command))
+    parts += [_command(f"{path} {name}", each, level + "#") for name, each in getattr(command, "commands", {}).items()]
     return "\n".join(part for part in parts if part)
 
 
-def _argument(parameter: Any) -> str:
-    if parameter.metavar:
-        return str(parameter.metavar)
-    name = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
-    return name if parameter.required else f"[{name}]"
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _options(command: Any) -> str:
-    rows = []
-    for option in command.params:
-        if option.param_type_name != "option" or option.name in _COMPLETION or option.hidden:
-            continue
-        names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-        value = "" if option.is_flag else (option.metavar or option.name.upper().replace("_", "-"))
-        rows.append((f"{names} {value}".strip(), _default(option), _about(option)))
+    shown = [each for each in command.params if is_shown_option(each) and not is_completion(each)]
+    rows = [(f"`{option_names(each)}`", _default(each), _about(each)) for each in shown]
     return table(("option", "default", "meaning"), rows) + "\n" if rows else ""
 
 
 def _default(option: Any) -> str:
     if option.required:
         return "required"
-    value = option.default
-    if callable(value) or value is None or value == "" or value is False or value == () or value == []:
-        return ""
-    return f"`{str(value).lower() if value is True else value}`"
+    return f"`{default_of(option)}`" if default_of(option) else ""
 
 
 def _about(option: Any) -> str:
-    about = option.help or ""
-    if option.multiple and "repeat" not in about:
-        about += " May be repeated."
+    about = f"{option.help or ''} May be repeated." if option.multiple else option.help or ""
     return f"{about} Environment: `{option.envvar}`." if option.envvar else about
 
 

@@ -1,11 +1,13 @@
 """Commands that Moorage suggests to its users, built from words.
 
-Owns: quoting. A name from an object, a driver or a file is always a single shell word, whatever it holds, and never an
-option.
-Start reading at: `command`, `kubectl`.
+Owns: quoting, and the word that a misspelt one was meant to be. A name from an object, a driver or a file is always a
+single shell word, whatever it holds, and never an option.
+Start reading at: `command`, `kubectl`, `did_you_mean`.
 """
 
+import difflib
 import shlex
+from collections.abc import Iterable
 from typing import Final, NewType
 
 Command = NewType("Command", str)
@@ -52,6 +54,13 @@ def saved(shown: Command, file: str) -> Command:
 def in_words(sentence: str, *names: str) -> Command:
     """Return a sentence for what no command does; each name takes the place of one `{}`."""
     return Command(sentence.format(*(shlex.quote(_bounded(name)) for name in names)))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'NAME'?` if a known word is like this one, else nothing."""
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(word.lower()[:_LONGEST_WORD], by_lower, n=1)
+    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
 
 
 def _bounded(word: str) -> str:

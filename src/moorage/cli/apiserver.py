@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from moorage.apiserver.run import ApiServer, Config
+from moorage.cli.app import App
 from moorage.process import stop_event
 
-app = typer.Typer()
+app = App()
 
 
 @app.command()
@@ -21,18 +22,28 @@ def apiserver(
     data_dir: Annotated[
         str, typer.Option(metavar="PATH", help="Where the state, the keys and the kubeconfig are kept.")
     ],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[str, typer.Option(metavar="INTEGER", help="The port; 0 takes a free one.")] = "6443",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[str, typer.Option(metavar="NUMBER", help="The port to serve on; 0 takes a free one.")] = "6443",
     insecure_port: Annotated[
         int | None, typer.Option(help="Also serve plain HTTP on this port of the loopback address; 0 takes a free one.")
     ] = None,
     unix_socket: Annotated[Path | None, typer.Option(help="Also serve plain HTTP on this unix socket.")] = None,
-    kubeconfig: Annotated[Path | None, typer.Option(help="Where to write it (DATA_DIR/kubeconfig).")] = None,
-    allow_remote: Annotated[bool, typer.Option(help="Accept an address that other machines can reach.")] = False,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the kubeconfig. Otherwise DATA_DIR/kubeconfig."),
+    ] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Accept an address that other machines can reach.")
+    ] = False,
     garbage_collection: Annotated[bool, typer.Option(help="Delete what a deleted owner leaves behind.")] = True,
     rbac: Annotated[bool, typer.Option(help="Hold every user but the administrator to Roles and bindings.")] = True,
 ) -> None:
-    """Serve the Kubernetes API on this machine until interrupted."""
+    """Serve the Kubernetes API on this machine until interrupted.
+
+    Examples:
+
+      moorage apiserver --data-dir /tmp/api --port 0
+    """
     config = Config(
         data_dir=Path(data_dir).absolute(),
         host=host,

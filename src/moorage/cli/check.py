@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from moorage.cli import show
-from moorage.cli.show import Output
+from moorage.cli.app import App, CallTimeout, Endpoint, Output, SecretsFile
+from moorage.cli.sizes import bytes_from
 from moorage.conformance import report
 from moorage.conformance.engine import run_checks
 from moorage.conformance.model import Check, CheckConfig, CheckResult, Outcome, selected
@@ -19,7 +20,7 @@ from moorage.errors import UsageError
 from moorage.host.safe_remove import temporary_directory
 from moorage.process import run_until_signal
 
-app = typer.Typer()
+app = App()
 
 _MARKS = {
     Outcome.PASSED: ("green", "ok  "),
@@ -33,40 +34,49 @@ _INTERRUPTED = 130
 
 @app.command()
 def check(
-    endpoint: Annotated[
-        str, typer.Option(help="The driver's socket, unix:///path/csi.sock.", envvar="CSI_ENDPOINT")
-    ] = "",
+    endpoint: Endpoint = "",
     workdir: Annotated[
-        Path | None, typer.Option(help="Where the driver may stage and publish (default: temporary).")
+        Path | None, typer.Option(help="Where the driver may stage and publish. Otherwise a temporary directory.")
     ] = None,
-    size_mib: Annotated[int, typer.Option(help="Size of the test volumes in MiB.", min=1)] = 64,
-    parameter: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for CreateVolume; repeatable.")] = None,
-    snapshot_parameter: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for CreateSnapshot.")] = None,
-    mutable_parameter: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for ControllerModifyVolume.")] = None,
-    secrets_file: Annotated[
-        Path | None, typer.Option(help="JSON object with the secrets to send; never printed.")
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the test volumes.")] = "64Mi",
+    parameter: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For CreateVolume.")] = None,
+    snapshot_parameter: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For CreateSnapshot.")
     ] = None,
-    fs_type: Annotated[str, typer.Option(help="Filesystem to ask for (default: the driver's).")] = "",
-    block: Annotated[bool, typer.Option(help="Use raw block volumes.")] = False,
+    mutable_parameter: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For ControllerModifyVolume.")
+    ] = None,
+    secrets_file: SecretsFile = None,
+    fs_type: Annotated[
+        str, typer.Option(metavar="NAME", help="Filesystem to ask for. Otherwise the driver's own choice.")
+    ] = "",
+    block: Annotated[bool, typer.Option("--block", help="Use raw block volumes.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="Run the checks whose id matches, as 'CreateVolume.*'.")
+        list[str] | None, typer.Option(metavar="ID", help="Run the checks whose id matches, as 'CreateVolume.*'.")
     ] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave out the checks whose id matches.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(metavar="ID", help="Leave out the checks whose id matches.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the checks and stop.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Order of the checks (default: another one each time).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Order of the checks. Otherwise another one each time.")] = None,
     jobs: Annotated[int, typer.Option(help="How many checks run at the same time.", min=1)] = 6,
     restart_command: Annotated[
-        str, typer.Option(help="Command that starts the driver; enables the checks that kill it with SIGKILL.")
+        str,
+        typer.Option(
+            metavar="COMMAND", help="Command that starts the driver; enables the checks that kill it with SIGKILL."
+        ),
     ] = "",
-    timeout_s: Annotated[float, typer.Option(help="Deadline of each call, in seconds.", min=0.1)] = 60.0,
-    html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write a report as JUnit XML.")] = None,
+    timeout_s: CallTimeout = 60.0,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report as one HTML file.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report as JUnit XML.")] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print every check, not only the failed.")] = False,
     output: Output = "text",
 ) -> None:
     """Check any CSI driver against the contract; exit 1 when a check fails.
 
-    Example: moorage check --endpoint unix:///run/my-driver/csi.sock --parameter kind=fast
+    Examples:
+
+      moorage check --endpoint unix:///run/my-driver/csi.sock
+
+      moorage check --only 'CreateSnapshot.*' --parameter kind=fast -o json
     """
     as_json = show.check_output(output)
     chosen = selected(only or (), skip or ())
@@ -75,12 +85,13 @@ def check(
         return
     if not endpoint:
         raise UsageError("which driver? Give --endpoint unix:///path/csi.sock, or set CSI_ENDPOINT")
+    size_bytes = bytes_from("--size", size)
     with temporary_directory("moorage-check-") as scratch:
         config = CheckConfig(
             endpoint=endpoint,
             workdir=workdir or scratch,
-            size_bytes=size_mib << 20,
-            grown_bytes=size_mib << 21,
+            size_bytes=size_bytes,
+            grown_bytes=2 * size_bytes,
             parameters=_pairs(parameter, "--parameter"),
             snapshot_parameters=_pairs(snapshot_parameter, "--snapshot-parameter"),
             mutable_parameters=_pairs(mutable_parameter, "--mutable-parameter"),

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from moorage.cli import show
+from moorage.cli.app import App, CallTimeout, Endpoint, Output, SecretsFile
 from moorage.csi import text as byhand
 from moorage.csi.client import CsiClient, method_named
 from moorage.csi.errors import CsiError
 from moorage.errors import UsageError
+from moorage.suggest import did_you_mean
 
-app = typer.Typer()
+app = App()
 
 
 def _complete_method(incomplete: str) -> list[str]:
@@ -37,18 +39,24 @@ def csi(
     ] = "",
     fields: Annotated[
         list[str] | None,
-        typer.Argument(help="field=value or field:=JSON; nested with dots.", autocompletion=_complete_field),
+        typer.Argument(
+            metavar="[FIELD=VALUE]...",
+            help="Nested with dots; FIELD:=JSON for JSON values.",
+            autocompletion=_complete_field,
+        ),
     ] = None,
-    endpoint: Annotated[
-        str, typer.Option(help="The driver's socket, unix:///path/csi.sock.", envvar="CSI_ENDPOINT")
-    ] = "unix:///run/csi/socket",
-    json_file: Annotated[Path | None, typer.Option(help="Request as a JSON file (- for standard input).")] = None,
-    secrets_file: Annotated[Path | None, typer.Option(help="JSON object with secrets; never printed.")] = None,
+    endpoint: Endpoint = "unix:///run/csi/socket",
+    json_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Request as JSON; - is standard input.")
+    ] = None,
+    secrets_file: SecretsFile = None,
     show_methods: Annotated[bool, typer.Option("--list", help="List methods, or a method's fields, and stop.")] = False,
-    timeout_s: Annotated[float, typer.Option(help="Deadline in seconds.")] = 60.0,
-    output: Annotated[str, typer.Option("-o", "--output", help="json (one document a message) or text.")] = "text",
+    timeout_s: CallTimeout = 60.0,
+    output: Output = "text",
 ) -> None:
     """Make one CSI call, by hand, to any driver.
+
+    Sizes may have a unit, such as 64Mi. With -o json each message of the answer is one line.
 
     Examples:
 
@@ -56,8 +64,9 @@ def csi(
 
       moorage csi NodeGetInfo --endpoint unix:///run/csi.sock
 
-      moorage csi CreateVolume name=v1 capacity_range.required_bytes=67108864
-      volume_capabilities.0.mount.fs_type=ext4 volume_capabilities.0.access_mode.mode=SINGLE_NODE_WRITER
+      moorage csi CreateVolume name=v1 capacity_range.required_bytes=64Mi \\
+        volume_capabilities.0.mount.fs_type=ext4 \\
+        volume_capabilities.0.access_mode.mode=SINGLE_NODE_WRITER
     """
     as_json = show.check_output(output)
     if show_methods:
@@ -68,7 +77,7 @@ def csi(
     try:
         method_named(method)
     except CsiError as error:
-        raise UsageError(f"{method}: there is no such CSI method; `moorage csi --list` names them all") from error
+        raise UsageError(_no_such(method)) from error
     document = _document(json_file)
     if secrets_file is not None:
         document["secrets"] = _secrets(secrets_file)
@@ -93,7 +102,12 @@ def _print_list(method: str) -> None:
     try:
         show.columns(("FIELD", "TYPE"), byhand.fields_of(method))
     except CsiError as error:
-        raise UsageError(f"{method}: there is no such CSI method") from error
+        raise UsageError(_no_such(method)) from error
+
+
+def _no_such(method: str) -> str:
+    names = [word for name in byhand.methods() for word in (name, name.partition(".")[2])]
+    return f"there is no CSI method {method!r}{did_you_mean(method, names) or '; `moorage csi --list` shows all'}"
 
 
 def _document(path: Path | None) -> dict[str, Any]:

@@ -9,19 +9,26 @@ import uvloop
 
 from moorage import log
 from moorage.cli import show
-from moorage.cli.show import Output
+from moorage.cli.app import App, Output
 from moorage.cluster.demo import Demo, DemoStep
 from moorage.process import run_until_signal
 
-app = typer.Typer()
+app = App()
 
 
 @app.command()
 def demo(
-    brief: Annotated[bool, typer.Option("--brief", help="Only the steps, not who did what in each.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Show only the steps, not who did what in each.")] = False,
     output: Output = "text",
 ) -> None:
-    """Bring the stack up on this machine, walk one volume through its life, check each step, leave nothing behind."""
+    """Bring the stack up on this machine, walk one volume through its life, check each step, leave nothing behind.
+
+    Examples:
+
+      moorage demo
+
+      moorage demo --brief
+    """
     as_json = show.check_output(output)
     log.configure("error")
     steps, began = [], time.monotonic()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from moorage.cli import show
-from moorage.cli.show import Output
+from moorage.cli.app import App, Kubeconfig, Namespace, Output
 from moorage.errors import UsageError
 from moorage.insight.explain import Story, explain_all
 from moorage.insight.explain import explain as explain_one
@@ -14,20 +14,22 @@ from moorage.insight.watcher import Follower
 from moorage.kube.api import config
 from moorage.kube.api.client import TRIES, TRIES_FOR_A_PERSON, Client
 
-app = typer.Typer()
+app = App()
 
 
 @app.command()
 def explain(
     reference: Annotated[
-        str, typer.Argument(help="pvc/NAME, pod/, pv/, va/, snapshot/ or node/; none: all that is stuck.")
+        str,
+        typer.Argument(
+            metavar="[OBJECT]",
+            help="pvc/NAME, pod/NAME, pv/NAME, va/NAME, snapshot/NAME or node/NAME. Without one: all that is stuck.",
+        ),
     ] = "",
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the object.")] = "",
-    kubeconfig: Annotated[
-        str, typer.Option(help="A kubeconfig; otherwise KUBECONFIG, or the account of the pod.")
-    ] = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Tell again at each change, until nothing is wrong.")
+        bool, typer.Option("-w", "--watch", help="Explain again at each change, until nothing is wrong.")
     ] = False,
     output: Output = "text",
 ) -> None:
@@ -35,9 +37,9 @@ def explain(
 
     Examples:
 
-      moorage explain                     everything that is stuck
+      moorage explain                   everything that is stuck
 
-      moorage explain pvc/data -n shop    one claim
+      moorage explain pvc/data -n shop  one claim
     """
     show.check_output(output)
     if watch and not reference:

@@ -12,7 +12,7 @@ import typer
 
 from moorage import log
 from moorage.cli import show
-from moorage.cli.show import Output
+from moorage.cli.app import App, Kubeconfig, Output
 from moorage.errors import UsageError
 from moorage.kube.api import config
 from moorage.kube.api.client import TRIES, TRIES_FOR_A_PERSON, Client
@@ -23,28 +23,32 @@ from moorage.upkeep.gc.observe import observe
 from moorage.upkeep.gc.plan import Orphan, plan
 from moorage.upkeep.gc.remove import Removal, remove_all
 
-app = typer.Typer()
+app = App()
 
 
 @app.command()
 def gc(
-    pool: Annotated[
-        list[Path] | None, typer.Option(help="Directory of a pool; repeatable: name all of a node.")
-    ] = None,
-    kubeconfig: Annotated[
-        str, typer.Option(help="A kubeconfig; otherwise KUBECONFIG, or the account of the pod.")
-    ] = "",
+    pool: Annotated[list[Path] | None, typer.Option(help="Directory of a pool. Name all pools of the node.")] = None,
+    kubeconfig: Kubeconfig = "",
     no_cluster: Annotated[bool, typer.Option("--no-cluster", help="Look at the pool and this machine only.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is found; without it nothing is changed.")] = False,
-    grace: Annotated[str, typer.Option(help="Nothing younger than this is removed, such as 90s, 1h or 7d.")] = "1h",
-    trash_retention: Annotated[str, typer.Option(help="How long trash is kept that has no time of its own.")] = "24h",
-    node: Annotated[str, typer.Option(help="The node that the pool belongs to (default: this machine's name).")] = "",
-    driver: Annotated[str, typer.Option(help="The driver whose objects are looked at.")] = "csi.moorage.dev",
+    grace: Annotated[
+        str, typer.Option(metavar="DURATION", help="Nothing younger than this is removed, such as 90s, 1h or 7d.")
+    ] = "1h",
+    trash_retention: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long deleted volumes are kept that have no time of their own.")
+    ] = "24h",
+    node: Annotated[
+        str, typer.Option(metavar="NAME", help="The node of the pools. Otherwise this machine's name.")
+    ] = "",
+    driver: Annotated[
+        str, typer.Option(metavar="NAME", help="The driver whose objects are checked.")
+    ] = "csi.moorage.dev",
     output: Output = "text",
 ) -> None:
-    """Find volumes without PV, PVs without volume, stale attachments, devices, mounts, temporary files and old trash.
+    """Find what is left over: volumes without PV, PVs without volume, stale attachments, devices, mounts, old trash.
 
-    Says why it thinks so. Removes only with --yes, never what is younger than --grace, never what is mounted.
+    It gives the reason of each. It removes only with --yes, and never what is younger than --grace or mounted.
 
     Examples:
 

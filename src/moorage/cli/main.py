@@ -10,15 +10,29 @@ import importlib.util
 import os
 import sys
 import traceback
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
 from moorage import __version__, log
 from moorage.cli import extras, show
+from moorage.cli.app import App, Command, Group, argument_name, is_argument
 from moorage.cli.lazy_typer import without_adapters
 from moorage.errors import MoorageError
+from moorage.suggest import did_you_mean
+
+_HELP = """Persistent volumes for containers: the Kubernetes storage stack, on a cluster or on one machine.
+
+Examples:
+
+  moorage demo                     a volume's life, shown and checked
+
+  moorage up --data-dir /tmp/moor  a small cluster to play with
+
+  moorage explain pod/web          why it is where it is, on any cluster
+"""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("moorage.cli.up", "Run the whole stack on this machine; stay in the foreground."),
@@ -37,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -48,7 +62,7 @@ class LazyGroup(TyperGroup):
             return None
         module, summary = COMMANDS[cmd_name]
         if not _is_wanted(cmd_name):
-            return TyperCommand(cmd_name, short_help=summary, help=summary)
+            return Command(cmd_name, short_help=summary, help=summary)
         extras.require(cmd_name)
         command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
@@ -68,10 +82,10 @@ def _is_wanted(name: str) -> bool:
     return name in sys.argv[1:]
 
 
-app = typer.Typer(
+app = App(
     cls=LazyGroup,
-    help="Persistent volumes for containers: the Kubernetes storage stack, on a cluster or on one machine.",
-    no_args_is_help=True,
+    help=_HELP,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 
@@ -84,8 +98,12 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", envvar="MOORAGE_LOG_LEVEL")] = "info",
-    log_format: Annotated[str, typer.Option(help="text or json.", envvar="MOORAGE_LOG_FORMAT")] = "text",
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.", envvar="MOORAGE_LOG_LEVEL")
+    ] = "info",
+    log_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="text or json.", envvar="MOORAGE_LOG_FORMAT")
+    ] = "text",
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
@@ -98,19 +116,51 @@ def root(
     log.configure(log_level, log_format)
 
 
-def main(argv: list[str] | None = None) -> Any:
-    """Run the command line; 0 is success, 1 is failure, 2 is usage."""
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 is success, 1 is failure, 2 is usage."""
     without_adapters()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        return app(argv, standalone_mode=True)
+        code = app(words or ["--help"], prog_name="moorage", standalone_mode=False)
     except MoorageError as error:
-        show.say(f"Error: {error}", err=True)
-        sys.exit(1 if error.retryable or error.code != "INVALID_ARGUMENT" else 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        _tell(str(error), error.code, words)
+        code = 1 if error.retryable or error.code != "INVALID_ARGUMENT" else 2
+    except TyperException as error:
+        _tell(_usage_message(error), "INVALID_ARGUMENT", words)
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except Exception:
         show.traceback_out(traceback.format_exc())
-        sys.exit(1)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(message: str, code: str, words: Sequence[str]) -> None:
+    """Write one sentence to stderr, or a JSON object if the command was to print JSON."""
+    if _wants_json(words):
+        show.json_out({"error": {"code": code, "message": message}}, err=True)
+    else:
+        show.say(f"Error: {message}", err=True)
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    return any(
+        one in ("-ojson", "--output=json") or (one in ("-o", "--output") and two == "json") for one, two in pairs
+    )
+
+
+def _usage_message(error: TyperException) -> str:
+    """Return what is wrong with the words, and where their help is."""
+    text = error.format_message().rstrip(".")
+    if unknown := getattr(error, "option_name", ""):
+        text = f"there is no option {unknown}{did_you_mean(unknown, getattr(error, 'possibilities', None) or ())}"
+    parameter = getattr(error, "param", None)
+    if parameter is not None and text.startswith("Missing"):
+        text = f"{argument_name(parameter) if is_argument(parameter) else max(parameter.opts, key=len)} is missing"
+    context = getattr(error, "ctx", None)
+    return f"{text}{'' if text.endswith('?') else '.'} See `{context.command_path} --help`." if context else text
 
 
 if __name__ == "__main__":

@@ -10,35 +10,50 @@ from typing import Annotated
 
 import typer
 
+from moorage.cli.app import App
 from moorage.errors import UsageError
 from moorage.log import JsonFormat
 from moorage.plugin.settings import DRIVER_NAME, PluginSettings, duration_s_from, fraction_from, pools_from
 
-app = typer.Typer()
+app = App()
 
 
 @app.command()
 def run(
-    endpoint: Annotated[str, typer.Option(help="Socket to serve, as unix:///path.", envvar="CSI_ENDPOINT")],
-    node_id: Annotated[str, typer.Option(help="This node's id; unique and stable.")] = "",
-    pool: Annotated[list[str] | None, typer.Option(help="[NAME=]DIR of a pool; may be repeated.")] = None,
-    scope: Annotated[str, typer.Option(help="node: the pool is this node's; shared: all nodes mount it.")] = "node",
-    services: Annotated[str, typer.Option(help="controller,node or one of them.")] = "controller,node",
-    driver_name: Annotated[str, typer.Option(help="Name of the driver.")] = DRIVER_NAME,
-    reserve: Annotated[str, typer.Option(help="Share of a pool that is kept free.")] = "5%",
-    overcommit: Annotated[float, typer.Option(help="How often thin volumes may promise the pool's room.")] = 1.0,
+    endpoint: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="The socket to serve, as unix:///path/csi.sock.", envvar="CSI_ENDPOINT"),
+    ],
+    node_id: Annotated[str, typer.Option(metavar="NAME", help="This node's id. Otherwise this machine's name.")] = "",
+    pool: Annotated[list[str] | None, typer.Option(metavar="[NAME=]PATH", help="Directory of a pool.")] = None,
+    scope: Annotated[
+        str, typer.Option(metavar="SCOPE", help="node: the pool is this node's; shared: all nodes mount it.")
+    ] = "node",
+    services: Annotated[str, typer.Option(metavar="NAMES", help="controller,node or one of them.")] = "controller,node",
+    driver_name: Annotated[str, typer.Option(metavar="NAME", help="Name of the driver.")] = DRIVER_NAME,
+    reserve: Annotated[str, typer.Option(metavar="SHARE", help="Share of a pool that is kept free.")] = "5%",
+    overcommit: Annotated[float, typer.Option(help="How many times the pool's size its volumes may have.")] = 1.0,
     trash_retention: Annotated[
-        str, typer.Option(help="How long deleted volumes can be brought back, while there is room.")
+        str, typer.Option(metavar="DURATION", help="How long deleted volumes can be brought back, if there is room.")
     ] = "24h",
-    max_volumes_per_node: Annotated[int, typer.Option(help="Attach limit; 0 is none.")] = 0,
-    freeze_limit: Annotated[float, typer.Option(help="Longest freeze of a volume, in seconds.")] = 10.0,
-    stop_grace: Annotated[str, typer.Option(help="How long running operations may take at a stop.")] = "60s",
+    max_volumes_per_node: Annotated[int, typer.Option(help="How many volumes a node may have; 0 is no limit.")] = 0,
+    freeze_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Longest freeze of a volume.")] = 10.0,
+    stop_grace: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long running operations may take at a stop.")
+    ] = "60s",
     csi_version: Annotated[
-        str, typer.Option(help="1.13 also announces alpha capabilities; their methods answer either way.")
+        str, typer.Option(metavar="VERSION", help="1.13 also announces alpha capabilities.")
     ] = "1.12",
-    http_endpoint: Annotated[str, typer.Option(help="HOST:PORT for /metrics and /healthz; empty is none.")] = "",
+    http_endpoint: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address for /metrics and /healthz, as :8080 or 127.0.0.1:8080.")
+    ] = "",
 ) -> None:
-    """Run the CSI plugin until SIGTERM; running operations are let finish."""
+    """Run the CSI plugin until SIGTERM. Operations in progress are finished first.
+
+    Examples:
+
+      moorage plugin --endpoint unix:///run/csi.sock --pool /var/lib/moorage
+    """
     settings = PluginSettings(
         endpoint=endpoint,
         node_id=node_id or os.uname().nodename,

@@ -14,9 +14,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
-
-import typer
+from typing import TYPE_CHECKING, Any, TextIO
 
 from moorage.errors import UsageError
 from moorage.printable import many_lines, one_line
@@ -24,8 +22,6 @@ from moorage.printable import many_lines, one_line
 if TYPE_CHECKING:
     from moorage.host.extents import CopyProgress
 
-Output = Annotated[str, typer.Option("-o", "--output", help="text or json.")]
-WideOutput = Annotated[str, typer.Option("-o", "--output", help="text, wide or json.")]
 Part = str | tuple[str, str]
 """A text, or a style and a text."""
 
@@ -84,7 +80,7 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def json_out(value: Any, compact: bool = False) -> None:
+def json_out(value: Any, compact: bool = False, err: bool = False) -> None:
     """Write one JSON document, on one line if it is to be compact."""
     import msgspec
 
@@ -95,7 +91,7 @@ def json_out(value: Any, compact: bool = False) -> None:
         import json
 
         text = json.dumps(msgspec.to_builtins(value, enc_hook=_plain), indent=None if compact else 2)
-    sys.stdout.write(many_lines(text) + "\n")
+    (sys.stderr if err else sys.stdout).write(many_lines(text) + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ import uvloop
 
 from moorage import __version__
 from moorage.cli import show
+from moorage.cli.app import App
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import load
 from moorage.log import get_logger
@@ -23,7 +24,7 @@ from moorage.sidecars.run import WantedRoles, check, run
 from moorage.sidecars.settings import Environment, SidecarSettings
 
 log = get_logger(__name__)
-app = typer.Typer(rich_markup_mode=None)
+app = App()
 
 _ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _HELP = (

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from moorage.cli import show
-from moorage.cli.show import Output
+from moorage.cli.app import App, Kubeconfig, Namespace, Output
 from moorage.errors import MoorageError
 from moorage.insight.log_records import local_clock
 from moorage.insight.perfetto import document
@@ -21,7 +21,7 @@ from moorage.kube.api import config
 from moorage.kube.api.client import TRIES_FOR_A_PERSON, Client
 from moorage.printable import one_line
 
-app = typer.Typer()
+app = App()
 
 _TITLES = ("time", "since", "took", "who", "object", "what")
 _LONGEST_NAME = 32
@@ -29,15 +29,16 @@ _LONGEST_NAME = 32
 
 @app.command()
 def trace(
-    reference: Annotated[str, typer.Argument(help="pvc/NAME, pod/, pv/, va/ or snapshot/.")],
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the object.")] = "",
-    kubeconfig: Annotated[
-        str, typer.Option(help="A kubeconfig; otherwise KUBECONFIG, or the account of the pod.")
-    ] = "",
+    reference: Annotated[
+        str, typer.Argument(metavar="OBJECT", help="pvc/NAME, pod/NAME, pv/NAME, va/NAME or snapshot/NAME.")
+    ],
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
     logs: Annotated[
-        str, typer.Option(help="Directory of the components' logs (default: `logs` beside the kubeconfig, if any).")
+        str,
+        typer.Option(metavar="PATH", help="Directory of the components' logs. Otherwise `logs` beside the kubeconfig."),
     ] = "",
-    perfetto: Annotated[str, typer.Option(help="Also write a trace for ui.perfetto.dev to this file.")] = "",
+    perfetto: Annotated[str, typer.Option(metavar="FILE", help="Also write a trace for ui.perfetto.dev.")] = "",
     output: Output = "text",
 ) -> None:
     """Tell what happened to a claim, pod, volume, attachment or snapshot, and where the time went.

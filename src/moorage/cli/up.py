@@ -11,14 +11,15 @@ import uvloop
 
 from moorage import log
 from moorage.cli import show
+from moorage.cli.app import App, Port, Verbose
+from moorage.cli.sizes import bytes_from
 from moorage.cluster.run import Cluster, Report
 from moorage.cluster.settings import UpSettings
 from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolumeClaim, Pod
-from moorage.kube.quantity import bytes_of
 from moorage.process import stop_event
 
-app = typer.Typer()
+app = App()
 
 TO_TRY = (
     "kubectl get nodes,storageclasses",
@@ -28,26 +29,29 @@ TO_TRY = (
 
 @app.command()
 def up(
-    data_dir: Annotated[Path, typer.Option(help="Where everything is kept; the same directory carries on.")] = Path(
+    data_dir: Annotated[Path, typer.Option(help="Where everything is kept. A later start continues with it.")] = Path(
         "/var/lib/moorage"
     ),
-    nodes: Annotated[int, typer.Option(help="How many nodes; more than one share the pool and attach volumes.")] = 1,
+    nodes: Annotated[int, typer.Option(help="How many nodes. Several share the pool and attach volumes.")] = 1,
     pool: Annotated[
-        Path | None, typer.Option(help="Directory for volumes (default: below the data directory).")
+        Path | None, typer.Option(help="Directory for volumes. Otherwise below the data directory.")
     ] = None,
     pool_size: Annotated[
         str,
-        typer.Option(help="Make an XFS pool of this size in a file where the filesystem cannot reflink, e.g. 20Gi."),
+        typer.Option(
+            metavar="SIZE",
+            help="Make an XFS pool of this size in a file, such as 20Gi, if the filesystem cannot reflink.",
+        ),
     ] = "",
     driver: Annotated[
-        str, typer.Option(help="Somebody else's CSI driver: unix:///path/csi.sock, or a command with {endpoint}.")
+        str, typer.Option(help="Another CSI driver: unix:///path/csi.sock, or a command with {endpoint}.")
     ] = "",
-    port: Annotated[int, typer.Option(help="Port of the API server; 0 takes a free one.")] = 0,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the logs of the parts in this process.")
-    ] = False,
+    port: Port = 0,
+    verbose: Verbose = False,
 ) -> None:
-    """Run API server, controllers, scheduler, sidecars, node agents and plugin on this machine; Ctrl-C stops all.
+    """Run the whole stack on this machine: API server, controllers, scheduler, sidecars, node agents and plugin.
+
+    It stays in the foreground. Ctrl-C stops everything and keeps the data; Ctrl-C again does not wait for pods.
 
     Examples:
 
@@ -61,7 +65,7 @@ def up(
         data_dir=data_dir.absolute(),
         nodes=nodes,
         pool=pool.absolute() if pool else None,
-        pool_size_bytes=bytes_of(pool_size),
+        pool_size_bytes=bytes_from("--pool-size", pool_size),
         driver=driver,
         port=port,
     ).checked()

@@ -16,7 +16,11 @@ from google.protobuf.message import Message
 
 from moorage.csi.client import method_named
 from moorage.csi.generated import csi_pb2 as pb
-from moorage.errors import UsageError
+from moorage.csi.sizes import size_from
+from moorage.errors import InvalidRequest, UsageError
+from moorage.suggest import did_you_mean
+
+_WHOLE_NUMBERS = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32)
 
 
 def methods() -> list[str]:
@@ -86,7 +90,8 @@ def _put(tree: dict[str, Any], descriptor: Descriptor, steps: list[str], value: 
     field = descriptor.fields_by_name.get(name)
     if field is None:
         known = ", ".join(sorted(descriptor.fields_by_name)) or "none"
-        raise UsageError(f"{word!r}: {descriptor.name} has no field {name!r}; it has: {known}")
+        meant = did_you_mean(name, descriptor.fields_by_name) or f"; it has: {known}"
+        raise UsageError(f"{word!r}: {descriptor.name} has no field {name!r}{meant}")
     if _is_map(field):
         if rest:
             tree.setdefault(name, {})[".".join(rest)] = str(value)
@@ -127,7 +132,16 @@ def _coerced(field: FieldDescriptor, value: Any, word: str) -> Any:
         if value not in ("true", "false"):
             raise UsageError(f"{word!r}: want true or false")
         return value == "true"
+    if field.name.endswith("_bytes") and value[:1].isdigit() and not value.isdigit() and field.type in _WHOLE_NUMBERS:
+        return _size(word, value)
     return value
+
+
+def _size(word: str, value: str) -> int:
+    try:
+        return size_from(word.partition("=")[0], value)
+    except InvalidRequest as error:
+        raise UsageError(str(error)) from error
 
 
 def _is_map(field: FieldDescriptor) -> bool:

@@ -6,14 +6,15 @@ May not touch: generated messages, pools.
 Start reading at: `ClassParameters.parse`.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moorage.csi.sizes import size_from
 from moorage.errors import InvalidRequest
 from moorage.plugin.access import FILESYSTEMS
 from moorage.storage import InUse, VolumeKind
 from moorage.storage import tunables as mutable_parameters
+from moorage.suggest import did_you_mean
 
 CLASS_KEYS = ("pool", "kind", "fsType", "provisioning", "snapshotInUse")
 
@@ -21,9 +22,6 @@ _KUBERNETES = "csi.storage.k8s.io/"
 _FS_TYPE = "csi.storage.k8s.io/fstype"  # callers without a provisioner in front pass it on
 _CLAIM = ("csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pvc/name")  # with --extra-create-metadata
 _IDENTITY = "storage.kubernetes.io/csiProvisionerIdentity"
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_SIZE = re.compile(r"(\d+)([kMGT]|[KMGT]i)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,10 @@ class ClassParameters:
         fixed = {key: value for key, value in own.items() if key not in mutable_parameters.KEYS}
         unknown = sorted(set(fixed) - set(CLASS_KEYS))
         if unknown:
-            raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; see docs/reference/class-parameters.md")
+            meant = did_you_mean(unknown[0], (*CLASS_KEYS, *mutable_parameters.KEYS))
+            raise InvalidRequest(
+                f"parameters: {unknown[0]!r} is not known{meant or '; see docs/reference/class-parameters.md'}"
+            )
         return cls(
             pool=fixed.get("pool", ""),
             kind=VolumeKind(_one_of("kind", fixed.get("kind", "image"), ("image", "directory"))),
@@ -98,14 +99,6 @@ def claim_from(parameters: Mapping[str, str]) -> str:
 def fs_type_from(parameters: Mapping[str, str]) -> str:
     """The filesystem that a class names, in either of its two keys."""
     return parameters.get("fsType", "") or parameters.get(_FS_TYPE, "")
-
-
-def size_from(key: str, text: str) -> int:
-    """A Kubernetes quantity of bytes without fractions: `500Mi`, `10Gi`, `2G`."""
-    found = _SIZE.fullmatch(text.strip())
-    if not found or not int(found[1]):
-        raise InvalidRequest(f"{key} {text!r} is not a size such as 500Mi or 10Gi")
-    return int(found[1]) * _UNITS[found[2] or ""]
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -74,7 +74,7 @@ def test_an_example_passes_every_check(example, tmp_path, name):
     driver = example(name, *flags_of(name, tmp_path))
     command = [sys.executable, "-m", "moorage.cli.main", "check", "--endpoint", driver.endpoint, "-o", "json"]
     if name == "images":
-        command += ["--fs-type", "xfs", "--size-mib", "320"]  # a mounted ext4 grows only with CAP_SYS_RESOURCE
+        command += ["--fs-type", "xfs", "--size", "320Mi"]  # a mounted ext4 grows only with CAP_SYS_RESOURCE
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     checks = json.loads(done.stdout)
     failed = [check for check in checks if check["result"] == "failed"]

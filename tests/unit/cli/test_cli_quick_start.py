@@ -30,8 +30,8 @@ def test_a_small_command_does_not_load_pydantic(tmp_path: Path) -> None:
     [
         (["export", "a", "b", "--skip", "x"], "valid integer"),
         (["export", "a", "b", "--skip", "-1"], "greater than or equal to 0"),
-        (["export", "a"], "Missing argument"),
-        (["list", "--no-such"], "No such option"),
+        (["export", "a"], "FILE is missing"),
+        (["list", "--no-such"], "there is no option --no-such"),
     ],
 )
 def test_bad_values_get_the_usual_sentence_and_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:

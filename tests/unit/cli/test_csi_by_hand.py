@@ -12,7 +12,8 @@ def test_words_with_dots_reach_nested_fields_lists_and_maps():
         "CreateVolume",
         [
             "name=v1",
-            "capacity_range.required_bytes=67108864",
+            "capacity_range.required_bytes=64Mi",
+            "capacity_range.limit_bytes=0",
             "volume_capabilities.0.mount.fs_type=ext4",
             "volume_capabilities.0.mount.mount_flags=noatime",
             "volume_capabilities.0.access_mode.mode=SINGLE_NODE_WRITER",
@@ -57,6 +58,8 @@ def test_truth_values_and_empty_messages_are_understood():
         (["volume_capabilities.3.block="], "volume_capabilities.0"),
         (["parameters:={"], "not JSON"),
         (["capacity_range.required_bytes=many"], "CreateVolume"),
+        (["capacity_range.required_bytes=64Mo"], "is not a size such as 500Mi"),
+        (["capacityrange.required_bytes=1"], "did you mean .capacity_range"),
     ],
 )
 def test_a_word_that_is_wrong_is_named(words, says):

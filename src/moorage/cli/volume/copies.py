@@ -5,24 +5,30 @@ from typing import Annotated
 import typer
 
 from moorage.cli import show
-from moorage.cli.show import Output
-from moorage.cli.volume.group import Name, SnapshotName, app, bytes_from, check_choice, tell
+from moorage.cli.app import Output
+from moorage.cli.sizes import bytes_from
+from moorage.cli.volume.group import Name, SnapshotName, app, check_choice, tell
 from moorage.errors import UsageError
 from moorage.storage import CreateSnapshot, CreateVolume, InUse, Pool, Snapshot, Source, Volume
 from moorage.storage.guests import snapshot_named, volume_named
+
+_IN_USE = "What to do with a volume in use, on a pool without reflinks: refuse, freeze or live."
 
 
 @app.command()
 def snapshot(
     ctx: typer.Context,
     name: Name,
-    snapshot_name: Annotated[str, typer.Argument(help="The snapshot's name.")],
-    in_use: Annotated[
-        str, typer.Option(help="refuse, freeze or live: a volume in use where the pool has no reflinks.")
-    ] = "refuse",
+    snapshot_name: Annotated[str, typer.Argument(help="A name for the snapshot.")],
+    in_use: Annotated[str, typer.Option(metavar="HOW", help=_IN_USE)] = "refuse",
     output: Output = "text",
 ) -> None:
-    """Cut a snapshot; a mounted volume is frozen for that moment."""
+    """Make a snapshot of a volume; a mounted volume is frozen for that moment.
+
+    Examples:
+
+      moorage volume --pool /srv/pool snapshot db monday
+    """
     as_json = show.check_output(output)
     check_choice("--in-use", in_use, ("refuse", "freeze", "live"))
     with ctx.obj.open() as pool, show.progress_bar(f"snapshot {snapshot_name}") as progress:
@@ -37,10 +43,15 @@ def snapshot(
 @app.command()
 def snapshots(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="Only those of this volume.")] = "",
+    name: Annotated[str, typer.Argument(help="Only those of this volume: its name, id, or claim.")] = "",
     output: Output = "text",
 ) -> None:
-    """List snapshots, of one volume or of all."""
+    """List snapshots, of one volume or of all.
+
+    Examples:
+
+      moorage volume --pool /srv/pool snapshots db
+    """
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
         # The volume itself may be gone; its snapshots are known by its id.
@@ -59,12 +70,17 @@ def snapshots(
 def clone(
     ctx: typer.Context,
     name: Name,
-    new_name: Annotated[str, typer.Argument(help="The new volume's name.")],
-    size: Annotated[str, typer.Option(help="A larger size, such as 20Gi.")] = "",
-    in_use: Annotated[str, typer.Option(help="refuse, freeze or live.")] = "refuse",
+    new_name: Annotated[str, typer.Argument(help="A name for the new volume.")],
+    size: Annotated[str, typer.Option(metavar="SIZE", help="A larger size.")] = "",
+    in_use: Annotated[str, typer.Option(metavar="HOW", help=_IN_USE)] = "refuse",
     output: Output = "text",
 ) -> None:
-    """Make a new volume with the content of another."""
+    """Make a new volume with the content of another.
+
+    Examples:
+
+      moorage volume --pool /srv/pool clone db db-test --size 20Gi
+    """
     show.check_output(output)
     check_choice("--in-use", in_use, ("refuse", "freeze", "live"))
     with ctx.obj.open() as pool:
@@ -77,11 +93,16 @@ def clone(
 def restore(
     ctx: typer.Context,
     name: SnapshotName,
-    new_name: Annotated[str, typer.Argument(help="The new volume's name.")],
-    size: Annotated[str, typer.Option(help="A larger size, such as 20Gi.")] = "",
+    new_name: Annotated[str, typer.Argument(help="A name for the new volume.")],
+    size: Annotated[str, typer.Option(metavar="SIZE", help="A larger size.")] = "",
     output: Output = "text",
 ) -> None:
-    """Make a new volume from a snapshot."""
+    """Make a new volume from a snapshot.
+
+    Examples:
+
+      moorage volume --pool /srv/pool restore monday db-monday
+    """
     show.check_output(output)
     with ctx.obj.open() as pool:
         found = snapshot_named(pool, name)
@@ -109,7 +130,12 @@ def resize(
     size: Annotated[str, typer.Argument(help="The new size, such as 20Gi; volumes do not shrink.")],
     output: Output = "text",
 ) -> None:
-    """Make a volume larger; its filesystem follows at once if it is mounted here, else at its next mount."""
+    """Make a volume larger; its filesystem follows at once if it is mounted here, else at its next mount.
+
+    Examples:
+
+      moorage volume --pool /srv/pool resize db 20Gi
+    """
     from moorage.plugin import local
 
     show.check_output(output)

@@ -8,47 +8,47 @@ import typer
 
 from moorage import log
 from moorage.cli import show
+from moorage.cli.app import App, Verbose
 from moorage.errors import UsageError
-from moorage.kube.quantity import bytes_of
 from moorage.storage import Pool, Volume
 from moorage.storage.guests import open_pool
 
-app = typer.Typer(no_args_is_help=True)
+app = App()
 
-Name = Annotated[str, typer.Argument(help="A volume, by name or id.")]
-SnapshotName = Annotated[str, typer.Argument(help="A snapshot, by name or id.")]
+Name = Annotated[str, typer.Argument(help="A volume: its name, id, or claim as NAMESPACE/CLAIM.")]
+SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="A snapshot: its name or id.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The pool that the commands work on."""
 
-    directory: Path
+    directory: Path | None
 
     def open(self, make: bool = False) -> Pool:
+        if self.directory is None:
+            raise UsageError("which pool? Give `moorage volume --pool PATH …`, or set MOORAGE_POOL")
         return open_pool(self.directory, make=make)
 
 
 @app.callback()
 def volume(
     ctx: typer.Context,
-    pool: Annotated[str, typer.Option(help="Directory of the pool.", envvar="MOORAGE_POOL", metavar="DIRECTORY")],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the pool logs.")] = False,
+    pool: Annotated[str, typer.Option(metavar="PATH", help="Directory of the pool.", envvar="MOORAGE_POOL")] = "",
+    verbose: Verbose = False,
 ) -> None:
     """Work with the volumes of a pool, without any cluster; safe beside a running plugin.
 
-    Example: moorage volume --pool /var/lib/moorage/pool list
+    A volume is named by its name, its id, or its claim as NAMESPACE/CLAIM.
+
+    Examples:
+
+      moorage volume --pool /var/lib/moorage list
+
+      moorage volume --pool /var/lib/moorage inspect shop/data
     """
     log.configure("info" if verbose else "warning")
-    ctx.obj = Place(Path(pool))
-
-
-def bytes_from(option: str, text: str) -> int:
-    """A size such as 10Gi; nothing is 0, which leaves it to the pool."""
-    found = bytes_of(text)
-    if text and found <= 0:
-        raise UsageError(f"{option} {text!r}: a size must be more than nothing")
-    return found
+    ctx.obj = Place(Path(pool) if pool else None)
 
 
 def check_choice(option: str, text: str, allowed: tuple[str, ...]) -> str:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from moorage.cli import extras, show
-from moorage.cli.show import Output
-from moorage.cli.volume.group import app, bytes_from
+from moorage.cli.app import Output
+from moorage.cli.sizes import bytes_from
+from moorage.cli.volume.group import app
 from moorage.errors import MoorageError, UsageError
 from moorage.host.errors import host_error
 from moorage.storage import Pool, Snapshot, Volume, VolumeKind
@@ -23,16 +24,24 @@ def export(
     ctx: typer.Context,
     source: Annotated[str, typer.Argument(help="A volume or snapshot; volume/NAME or snapshot/NAME if both exist.")],
     file: Annotated[str, typer.Argument(help="A file, or - for stdout.")],
-    since: Annotated[str, typer.Option(help="Only what changed since this snapshot.")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with FILE.partial.")] = False,
+    since: Annotated[str, typer.Option(metavar="SNAPSHOT", help="Only what changed since this snapshot.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted export, FILE.partial.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE and FILE.partial.")] = False,
-    skip: Annotated[int, typer.Option(help="Bytes of the stream that the reader of stdout has already.", min=0)] = 0,
-    sync: Annotated[bool, typer.Option(help="Return when the file is on disk.")] = True,
+    skip: Annotated[
+        int, typer.Option(metavar="BYTES", help="Leave out these first bytes of the stream, on stdout.", min=0)
+    ] = 0,
+    sync: Annotated[bool, typer.Option(help="Wait until the file is on disk.")] = True,
     output: Output = "text",
 ) -> None:
     """Write a volume or snapshot as a stream: without holes, with checksums, whole or what changed since a snapshot.
 
-    A volume is exported from a snapshot cut for it, which goes afterwards.
+    A volume is exported from a snapshot that is made for it and removed afterwards.
+
+    Examples:
+
+      moorage volume --pool /srv/pool export db /backup/db.mx
+
+      moorage volume --pool /srv/pool export tuesday - --since monday | ssh …
     """
     extras.require("volume export")
     as_json = show.check_output(output)
@@ -123,14 +132,27 @@ def _export(pool: Pool, found: Any, base: Snapshot | None, to: _To, progress: An
 @app.command(name="import")
 def import_volume(
     ctx: typer.Context,
-    file: Annotated[str, typer.Argument(help="A file that export wrote, or - for stdin.")],
-    name: Annotated[str, typer.Option(help="The new volume's name (default: the name it had).")] = "",
-    onto: Annotated[str, typer.Option(help="Apply what changed onto this volume, which has the older state.")] = "",
-    restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished import.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="How much may have to be read again after a crash.")] = "256Mi",
+    file: Annotated[str, typer.Argument(help="A file that `export` wrote, or - for stdin.")],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="A name for the new volume. Otherwise the name it had.")
+    ] = "",
+    onto: Annotated[
+        str, typer.Option(metavar="VOLUME", help="Apply the changes to this volume, which has the older state.")
+    ] = "",
+    restart: Annotated[bool, typer.Option("--restart", help="Start again, without an interrupted import.")] = False,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="SIZE", help="How much may be read again after a crash.")
+    ] = "256Mi",
     output: Output = "text",
 ) -> None:
-    """Make a volume from a stream, or bring one to the next state; an import that was cut off goes on."""
+    """Make a volume from a stream, or bring one to the next state. An interrupted import continues.
+
+    Examples:
+
+      moorage volume --pool /srv/pool import /backup/db.mx --name db2
+
+      ssh … | moorage volume --pool /srv/pool import - --onto db
+    """
     extras.require("volume import")
     from moorage.storage.transfer.import_ import ImportRequest, import_stream
 

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from moorage.cli import show
-from moorage.cli.show import Output, WideOutput
-from moorage.cli.volume.group import Name, app, bytes_from, check_choice, tell
+from moorage.cli.app import Output, WideOutput
+from moorage.cli.sizes import bytes_from
+from moorage.cli.volume.group import Name, app, check_choice, tell
 from moorage.storage import CreateVolume, Volume, VolumeKind
 from moorage.storage.guests import source_named, volume_named
 from moorage.storage.listing import VolumeRow, overview
@@ -19,15 +20,24 @@ from moorage.storage.listing import VolumeRow, overview
 @app.command()
 def create(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name; the id is made from it.")],
-    size: Annotated[str, typer.Option(help="Size, such as 10Gi.")] = "1Gi",
-    kind: Annotated[str, typer.Option(help="image or directory.")] = "image",
-    filesystem: Annotated[str, typer.Option(help="ext4, xfs, btrfs, or block for a raw device.")] = "ext4",
-    thick: Annotated[bool, typer.Option(help="Take all the space now.")] = False,
+    name: Annotated[str, typer.Argument(help="A name for it; the id is made from the name.")],
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Its size.")] = "1Gi",
+    kind: Annotated[str, typer.Option(metavar="KIND", help="image or directory.")] = "image",
+    filesystem: Annotated[
+        str, typer.Option(metavar="NAME", help="ext4, xfs, btrfs, or block for a raw device.")
+    ] = "ext4",
+    thick: Annotated[bool, typer.Option("--thick", help="Allocate all the space now.")] = False,
     new_pool: Annotated[bool, typer.Option("--new-pool", help="Make the pool if the directory is empty.")] = False,
     output: Output = "text",
 ) -> None:
-    """Make a volume; the same call again changes nothing."""
+    """Make a volume; the same call again changes nothing.
+
+    Examples:
+
+      moorage volume --pool /srv/pool create db --size 10Gi --new-pool
+
+      moorage volume --pool /srv/pool create files --kind directory
+    """
     show.check_output(output)
     check_choice("--kind", kind, ("image", "directory"))
     check_choice("--filesystem", filesystem, ("ext4", "xfs", "btrfs", "block"))
@@ -47,7 +57,13 @@ def create(
 def list_volumes(ctx: typer.Context, output: WideOutput = "text") -> None:
     """List all volumes: their size, what they use of it, and how many snapshots they have.
 
-    A volume that was made for a claim is shown as NAMESPACE/CLAIM. `-o wide` adds names, ids and shared space.
+    A volume that was made for a claim is shown as NAMESPACE/CLAIM. -o wide adds names, ids and shared space.
+
+    Examples:
+
+      moorage volume --pool /var/lib/moorage list
+
+      moorage volume --pool /var/lib/moorage list -o wide
     """
     as_json = show.check_output(output, "wide")
     with ctx.obj.open() as pool:
@@ -110,7 +126,12 @@ def _type_of(row: VolumeRow) -> str:
 
 @app.command()
 def inspect(ctx: typer.Context, name: Name, output: Output = "text") -> None:
-    """Show everything about one volume: its record, its space, where it is mounted, its snapshots and its health."""
+    """Show one volume: its record, its space, where it is mounted, its snapshots and its health.
+
+    Examples:
+
+      moorage volume --pool /var/lib/moorage inspect shop/data
+    """
     from moorage.plugin import local
     from moorage.storage.listing import shared_bytes
     from moorage.storage.transfer.import_ import state_of
@@ -156,12 +177,21 @@ def inspect(ctx: typer.Context, name: Name, output: Output = "text") -> None:
 def mount(
     ctx: typer.Context,
     name: Name,
-    path: Annotated[str, typer.Argument(help="Where; made if its parent exists.")],
+    path: Annotated[str, typer.Argument(help="Where to mount it; made if its parent exists.")],
     read_only: Annotated[bool, typer.Option("--read-only", help="Mount it read-only.")] = False,
-    option: Annotated[list[str] | None, typer.Option("-O", "--option", help="A mount option; repeatable.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("-O", "--option", metavar="OPTION", help="A mount option.")
+    ] = None,
     output: Output = "text",
 ) -> None:
-    """Mount a volume as the plugin does: formatted only if it is proven empty, checked, grown, verified."""
+    """Mount a volume as the plugin does: formatted only if it is proven empty, checked, grown, verified.
+
+    Examples:
+
+      moorage volume --pool /srv/pool mount db /mnt/db
+
+      moorage volume --pool /srv/pool mount db /mnt/db --read-only -O noexec
+    """
     from moorage.plugin import local
 
     as_json = show.check_output(output)
@@ -181,7 +211,12 @@ def unmount(
     path: Annotated[str, typer.Argument(help="Where it is mounted.")],
     output: Output = "text",
 ) -> None:
-    """Unmount a volume and release its loop device; other mounts of it stay."""
+    """Unmount a volume and release its loop device; other mounts of it stay.
+
+    Examples:
+
+      moorage volume --pool /srv/pool unmount db /mnt/db
+    """
     from moorage.plugin import local
 
     as_json = show.check_output(output)
@@ -198,10 +233,19 @@ def unmount(
 def remove(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="A volume or snapshot; volume/NAME or snapshot/NAME if both exist.")],
-    keep: Annotated[str, typer.Option(help="How long a volume can be undeleted, such as 7d.")] = "24h",
+    keep: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long a volume can be brought back, such as 7d.")
+    ] = "24h",
     output: Output = "text",
 ) -> None:
-    """Move a volume or snapshot to the trash; one in use is refused."""
+    """Move a volume or snapshot to the trash; one in use is refused.
+
+    Examples:
+
+      moorage volume --pool /srv/pool remove db --keep 7d
+
+      moorage volume --pool /srv/pool remove snapshot/monday
+    """
     from moorage.storage.usage import observe
 
     as_json = show.check_output(output)
@@ -223,7 +267,12 @@ def remove(
 
 @app.command()
 def trash(ctx: typer.Context, output: Output = "text") -> None:
-    """List what was deleted and can come back."""
+    """List the deleted volumes and snapshots that can be brought back.
+
+    Examples:
+
+      moorage volume --pool /var/lib/moorage trash
+    """
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
         found = pool.trash()
@@ -254,10 +303,17 @@ def _left(expires_ns: int) -> str:
 def undelete(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="The name, id or claim that it had.")],
-    what: Annotated[str, typer.Option(help="volume, snapshot or group.")] = "volume",
+    what: Annotated[str, typer.Option(metavar="KIND", help="volume, snapshot or group.")] = "volume",
     output: Output = "text",
 ) -> None:
-    """Bring the youngest deleted object of this name back."""
+    """Bring a deleted volume or snapshot back; of several with one name, the one deleted last.
+
+    Examples:
+
+      moorage volume --pool /var/lib/moorage undelete shop/data
+
+      moorage volume --pool /srv/pool undelete monday --what snapshot
+    """
     as_json = show.check_output(output)
     check_choice("--what", what, ("volume", "snapshot", "group"))
     with ctx.obj.open() as pool:
@@ -271,10 +327,19 @@ def undelete(
 @app.command()
 def check(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A volume; none: all of them.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="A volume: its name, id, or claim as NAMESPACE/CLAIM. Without one: all.")
+    ] = "",
     output: Output = "text",
 ) -> None:
-    """Check the record, the data and the filesystem, without changing anything; exit 1 when something is wrong."""
+    """Check the record, the data and the filesystem of volumes; exit 1 when something is wrong. It changes nothing.
+
+    Examples:
+
+      moorage volume --pool /srv/pool check
+
+      moorage volume --pool /srv/pool check db
+    """
     from moorage.plugin import local
 
     as_json = show.check_output(output)
