@@ -5,7 +5,7 @@ from tests.support.accounts import APPLY, MERGE, RBAC, rule, serve_accounts
 from tests.support.stall import no_stall
 
 from moorage.apiserver.access.attributes import Attributes, path_attributes, resource_attributes
-from moorage.apiserver.access.rbac import Rule
+from moorage.apiserver.access.rbac import AccessRule
 from moorage.apiserver.kinds.registry import KindRegistry, builtin_kinds
 from moorage.apiserver.request.routes import route
 
@@ -95,7 +95,7 @@ ALLOWED = [
 
 @pytest.mark.parametrize(("granted", "asked", "is_allowed"), ALLOWED)
 def test_a_rule_grants_what_it_grants_in_kubernetes(granted, asked, is_allowed):
-    assert Rule.of(granted).allows(asked) is is_allowed
+    assert AccessRule.of(granted).allows(asked) is is_allowed
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])

@@ -21,7 +21,7 @@ from moorage.sidecars.flags import help_text, parse
 from moorage.sidecars.lost_node import carry_out, plan
 from moorage.sidecars.roles import Role, role_named
 from moorage.sidecars.run import WantedRoles, check, run
-from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings
 
 log = get_logger(__name__)
 app = App()
@@ -56,17 +56,17 @@ def sidecars(
         runner.run(_until_stopped(wanted))
 
 
-def _surroundings() -> Environment:
+def _surroundings() -> SidecarEnvironment:
     account = _ACCOUNT_NAMESPACE.read_text().strip() if _ACCOUNT_NAMESPACE.exists() else ""
-    return Environment.of(os.environ, socket.gethostname(), os.getpid(), account)
+    return SidecarEnvironment.of(os.environ, socket.gethostname(), os.getpid(), account)
 
 
-async def _take_over(settings: SidecarSettings, around: Environment) -> None:
+async def _take_over(settings: SidecarSettings, around: SidecarEnvironment) -> None:
     node, driver_name = settings.take_over_node, settings.driver_name
     if not driver_name:
         driver = DriverConnection(settings.csi_address)
         try:
-            await driver.meet()
+            await driver.wait_for_name()
         finally:
             await driver.close()
         driver_name = driver.name

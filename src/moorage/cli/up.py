@@ -13,7 +13,7 @@ from moorage import log
 from moorage.cli import show
 from moorage.cli.app import App, Port, Verbose
 from moorage.cli.sizes import bytes_from
-from moorage.cluster.run import Cluster, Report
+from moorage.cluster.run import Cluster, StartReport
 from moorage.cluster.settings import UpSettings
 from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolumeClaim, Pod
@@ -88,7 +88,7 @@ async def _up(settings: UpSettings) -> None:
             show.say(f"Stopped. Everything is kept in {settings.data_dir}; the same command carries on.")
 
 
-def _print_report(settings: UpSettings, report: Report) -> None:
+def _print_report(settings: UpSettings, report: StartReport) -> None:
     count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
     show.say(("bold", "Moorage is up"), f" after {report.seconds:.1f} s: {count}, driver {report.driver}")
     show.say(f"  API server   {report.url}")

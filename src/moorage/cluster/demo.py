@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moorage.cluster.narrator import Moment, Observer
+from moorage.cluster.narrator import Observer, TimelineEntry
 from moorage.cluster.run import Cluster
 from moorage.cluster.settings import UpSettings
 from moorage.errors import MoorageError
@@ -66,7 +66,7 @@ class DemoStep:
     title: str
     checked: str
     seconds: float
-    moments: list[Moment]
+    moments: list[TimelineEntry]
     began: float
 
 
@@ -217,7 +217,7 @@ class Demo:
         devices = [str(device.path) for device in loop.attached(self._root)]
         _require(not devices, f"no loop device is left, found {devices}")
 
-    def _tell(self, title: str, checked: str, began: float, moments: list[Moment]) -> None:
+    def _tell(self, title: str, checked: str, began: float, moments: list[TimelineEntry]) -> None:
         self._on_step(DemoStep(title, checked, time.time() - began, moments, began))
 
     async def _create(self, kind: type[T], body: dict[str, Any]) -> T:

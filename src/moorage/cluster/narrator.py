@@ -41,7 +41,7 @@ _SHOWN_CALLS = {
 
 
 @dataclass(frozen=True, order=True)
-class Moment:
+class TimelineEntry:
     """One thing that happened, at a time in seconds since the epoch."""
 
     at: float
@@ -56,7 +56,7 @@ class Observer:
     def __init__(self, client: Client, driver_logs: list[Path]) -> None:
         self._informers = Informers(client)
         self._logs = driver_logs
-        self._moments: list[Moment] = []
+        self._moments: list[TimelineEntry] = []
 
     async def __aenter__(self) -> "Observer":
         self._informers.of(PersistentVolumeClaim).subscribe(self._claim)
@@ -72,12 +72,12 @@ class Observer:
     async def __aexit__(self, *ending: object) -> None:
         await self._informers.__aexit__(*ending)
 
-    def since(self, at: float) -> list[Moment]:
+    def since(self, at: float) -> list[TimelineEntry]:
         """What happened from a time on, in order, the driver's calls among it."""
         return sorted([m for m in self._moments if m.at >= at] + [m for m in self._calls() if m.at >= at - 0.001])
 
     def _note(self, who: str, what: str) -> None:
-        self._moments.append(Moment(time.time(), who, what))
+        self._moments.append(TimelineEntry(time.time(), who, what))
 
     def _changed(self, old: KubeObject | None, new: KubeObject | None, value: Callable[[KubeObject], object]) -> bool:
         return new is not None and bool(value(new)) and (old is None or value(old) != value(new))
@@ -146,7 +146,7 @@ class Observer:
         if old is None and new is not None:
             self._note("snapshots", "VolumeSnapshotContent is created")
 
-    def _calls(self) -> list[Moment]:
+    def _calls(self) -> list[TimelineEntry]:
         found = []
         today = datetime.now().strftime("%Y-%m-%d")
         for path in self._logs:
@@ -159,5 +159,5 @@ class Observer:
                 ended = datetime.fromisoformat(f"{today}T{match[1]}").timestamp()
                 node = path.stem.removesuffix("-driver")
                 what = f"{match[2]} → plugin on {node}" + ("" if match[3] == "OK" else f": {match[3]}")
-                found.append(Moment(ended, _SHOWN_CALLS[match[2]], what, float(match[4])))
+                found.append(TimelineEntry(ended, _SHOWN_CALLS[match[2]], what, float(match[4])))
         return found

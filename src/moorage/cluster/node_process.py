@@ -19,7 +19,7 @@ from moorage.node import run as node_agent
 from moorage.process import stop_event
 from moorage.sidecars import run as sidecars
 from moorage.sidecars.roles import Role
-from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings
 
 _log = log.get_logger(__name__)
 
@@ -76,7 +76,7 @@ def _wanted(config: WorkerConfig) -> sidecars.WantedRoles:
         retry_interval_start_s=0.2,
         retry_interval_max_s=30.0,
     )
-    around = Environment(
+    around = SidecarEnvironment(
         node_name=config.node, namespace="kube-system", capacity_namespace="kube-system", hostname=config.node
     )
     return sidecars.WantedRoles(settings, around, frozenset(Role(name) for name in config.roles))

@@ -43,7 +43,7 @@ class StartTimeout(MoorageError):
 
 
 @dataclass
-class Report:
+class StartReport:
     """What was started, for a person to read."""
 
     kubeconfig: Path
@@ -65,7 +65,7 @@ class Cluster:
         self.server: ApiServer | None = None
         self._lock = -1
 
-    async def start(self) -> Report:
+    async def start(self) -> StartReport:
         began, since = time.monotonic(), time.time()
         self.layout.make()
         self._lock = _locked(self.layout.lock)
@@ -89,7 +89,7 @@ class Cluster:
             made = await defaults.ensure(client, objects)
             await self._wait_ready(client, driver, since)
         assert self.server is not None
-        return Report(
+        return StartReport(
             self.layout.kubeconfig,
             self.server.url,
             self.settings.node_names,

@@ -22,7 +22,7 @@ from moorage.conformance.model import (
     CheckSkipped,
     DriverCrashed,
     DriverHung,
-    Kind,
+    FailureKind,
     LeftBehind,
     NotMet,
     Outcome,
@@ -99,7 +99,7 @@ class Run:
                     running.add(asyncio.create_task(self._with_check(waiting.pop(0)), name="check"))
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for check, result in sorted((task.result() for task in done), key=lambda pair: pair[0].id):
-                    if result.kind is Kind.CRASH:
+                    if result.kind is FailureKind.CRASH:
                         suspects.append((check, result))
                     else:
                         yield self._noted(result)
@@ -140,10 +140,10 @@ class Run:
         results = []
         for check, before in suspects:
             result = await self._run(check)
-            if result.kind is Kind.CRASH and not await self._bring_back():
+            if result.kind is FailureKind.CRASH and not await self._bring_back():
                 self._lost_in = check.id
-            results.append(result if result.kind is Kind.CRASH else replace(result, seconds=before.seconds))
-        if not any(result.kind is Kind.CRASH for result in results):
+            results.append(result if result.kind is FailureKind.CRASH else replace(result, seconds=before.seconds))
+        if not any(result.kind is FailureKind.CRASH for result in results):
             note = "the driver crashed in the first attempt, and not when the check was repeated alone"
             results[0] = replace(suspects[0][1], notes=(*suspects[0][1].notes, note))
         return results
@@ -219,7 +219,7 @@ class Run:
             if is_known or result.result is Outcome.FAILED:
                 result = replace(result, notes=(*result.notes, f"clean-up: {text}" + (f" (see {owner})" * is_known)))
                 continue
-            kind = cause.kind if isinstance(cause, CheckFailed) else Kind.WRONG_ANSWER
+            kind = cause.kind if isinstance(cause, CheckFailed) else FailureKind.WRONG_ANSWER
             result = replace(
                 result,
                 result=Outcome.FAILED,

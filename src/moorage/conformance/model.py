@@ -39,7 +39,7 @@ class Outcome(StrEnum):
     NOT_RUN = "not run"  # what the check relies on has failed; that failure is reported once
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """How a promise was broken."""
 
     WRONG_ANSWER = "wrong answer"
@@ -51,7 +51,7 @@ class Kind(StrEnum):
 class CheckFailed(Exception):
     """The driver did not keep the rule: what came, and what was expected if the rule alone does not say it."""
 
-    kind = Kind.WRONG_ANSWER
+    kind = FailureKind.WRONG_ANSWER
 
     def __init__(self, got: str, expected: str = "") -> None:
         super().__init__(got)
@@ -62,7 +62,7 @@ class CheckFailed(Exception):
 class DriverHung(CheckFailed):
     """A call did not return within its deadline."""
 
-    kind = Kind.HANG
+    kind = FailureKind.HANG
 
     def __init__(self, what: str, timeout_s: float) -> None:
         super().__init__(f"{what} did not return within {timeout_s:g} s")
@@ -72,7 +72,7 @@ class DriverHung(CheckFailed):
 class DriverCrashed(CheckFailed):
     """The connection to the driver was lost during a call."""
 
-    kind = Kind.CRASH
+    kind = FailureKind.CRASH
 
     def __init__(self, method: str) -> None:
         super().__init__(f"the driver crashed during {method}: the connection was lost before an answer came")
@@ -82,7 +82,7 @@ class DriverCrashed(CheckFailed):
 class LeftBehind(CheckFailed):
     """The driver left something where the check had it work."""
 
-    kind = Kind.LEFTOVER
+    kind = FailureKind.LEFTOVER
 
 
 class CheckSkipped(Exception):
@@ -129,7 +129,7 @@ class CheckResult:
     id: str
     rule: str
     result: Outcome
-    kind: Kind | None = None
+    kind: FailureKind | None = None
     expected: str = ""
     detail: str = ""
     because: str = ""  # id of the failed check that this one relies on

@@ -69,7 +69,7 @@ _HARMLESS = (
 )  # worth a word when asked, no trouble by itself
 
 
-class NoSuchObject(MoorageError):
+class ObjectNotFound(MoorageError):
     """The object asked about is not in the cluster."""
 
     code = "NOT_FOUND"
@@ -128,7 +128,7 @@ def found(view: ClusterView, kind: type[KubeObject], name: str, namespace: str) 
     if key not in objects:
         where = f" in namespace {namespace}" if kind.resource.namespaced else ""
         why = view.unreadable.get(kind.resource.kind)
-        raise NoSuchObject(f"there is no {_WORDS[kind]}/{name}{where}" + (f": {why}" if why else ""))
+        raise ObjectNotFound(f"there is no {_WORDS[kind]}/{name}{where}" + (f": {why}" if why else ""))
     return objects[key]
 
 

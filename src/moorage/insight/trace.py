@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from moorage.insight.cluster_view import ClusterView
-from moorage.insight.explain import NoSuchObject, found, parse, ref
+from moorage.insight.explain import ObjectNotFound, found, parse, ref
 from moorage.insight.log_records import LogRecord, read_records
 from moorage.insight.reader import Reader
 from moorage.insight.surroundings import read_around
@@ -364,4 +364,4 @@ def _short(kind: type[KubeObject], word: str) -> str:
     return known.get(kind, word)
 
 
-__all__ = ["NoSuchObject", "Share", "Trace", "TraceStep", "assemble", "shares", "trace"]
+__all__ = ["ObjectNotFound", "Share", "Trace", "TraceStep", "assemble", "shares", "trace"]

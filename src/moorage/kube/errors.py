@@ -45,7 +45,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """The object changed since it was read; read it again and decide anew."""
+    """The object has changed since it was read. Read it again and decide again."""
 
     code = "ABORTED"
 

@@ -51,7 +51,7 @@ def amounts_of(quantities: Mapping[str, str | int | float]) -> Amounts:
         try:
             amounts[name] = Quantity.parse(text).amount
         except BadQuantity:
-            continue  # nobody can say what it asks for; the server should not have taken it
+            continue  # unreadable; the server should have refused it
     return amounts
 
 

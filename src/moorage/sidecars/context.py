@@ -23,7 +23,7 @@ from moorage.kube.objects import KubeObject, Node, PersistentVolume, VolumeSpec
 from moorage.kube.selectors import node_matches
 from moorage.sidecars.driver import DriverConnection
 from moorage.sidecars.metrics import Metrics
-from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings
 
 K = TypeVar("K", bound=Hashable)
 
@@ -45,7 +45,7 @@ class RoleContext:
     """What every role in this process receives."""
 
     settings: SidecarSettings
-    around: Environment
+    around: SidecarEnvironment
     driver: DriverConnection
     client: Client
     informers: Informers

@@ -1,9 +1,8 @@
 """The one connection to the driver, shared by all roles: what the driver can do, and whether it is there.
 
-Owns: connecting, probing, discovering, noticing a loss, and discovering anew. The official sidecars exit when the
-connection is lost; here the roles are stopped, and started again with what the driver says it can do then.
-May not touch: the Kubernetes API.
-Start reading at: `Driver.meet`, `Driver.discover`.
+Owns: connecting, probing, discovering what the driver can do, and noticing a lost connection. The official sidecars
+exit when the connection is lost; here the roles are stopped, and started again with what the driver can do then.
+Start reading at: `DriverConnection.wait_for_name`, `DriverConnection.discover`.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ _PROBE_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
-class NodeInfo:
+class DriverNode:
     """This node, as the driver sees it (only asked for with --node-deployment)."""
 
     node_id: str = ""
@@ -41,25 +40,25 @@ class DriverConnection:
     def __init__(self, address: str, observe: Callable[[str, str, str, float], None] | None = None) -> None:
         self.name = "unknown-driver"
         self.capabilities = Capabilities()
-        self.node = NodeInfo()
+        self.node = DriverNode()
         self._observe = observe
         self._lost = asyncio.Event()
         self.client = CsiClient(address, on_connection_lost=self._lost.set, observe=self._measure)
 
-    async def meet(self) -> None:
-        """Wait until the driver is there and says its name, which is all that the registrar needs of it."""
+    async def wait_for_name(self) -> None:
+        """Connect and read the driver's name. The registrar needs nothing else."""
         await self._connected()
         self._lost.clear()
-        self.name = await self._insist(self._learn_name)
+        self.name = await self._retry(self._learn_name)
 
     async def discover(self, ask_node: bool = False) -> None:
-        """Wait until the driver is ready and has said what it can do."""
+        """Wait until the driver is ready, and read what it can do."""
 
         async def ask() -> None:
             await self._ready()
             await self._learn(ask_node)
 
-        await self._insist(ask)
+        await self._retry(ask)
 
     async def wait_lost(self) -> None:
         """Return when the connection has been lost since the last discovery."""
@@ -68,8 +67,8 @@ class DriverConnection:
     async def close(self) -> None:
         await self.client.close()
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until there is an answer: a driver may hang or fail for a while, and the log says so."""
+    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Call `ask` until it succeeds. A driver may hang or fail for a while; each failure is logged."""
         while True:
             try:
                 return await ask()
@@ -104,7 +103,7 @@ class DriverConnection:
         self.capabilities = await read_capabilities(self.client, _DISCOVER_TIMEOUT_S)
         if ask_node:
             answer = await self.client.NodeGetInfo(pb.NodeGetInfoRequest(), timeout_s=_DISCOVER_TIMEOUT_S)
-            self.node = NodeInfo(answer.node_id, dict(answer.accessible_topology.segments))
+            self.node = DriverNode(answer.node_id, dict(answer.accessible_topology.segments))
         log.info("driver is ready", driver=self.name, capabilities=len(self.capabilities.rpcs))
 
     def _measure(self, path: str, code: str, seconds: float) -> None:

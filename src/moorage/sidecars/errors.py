@@ -10,13 +10,13 @@ from moorage.errors import MoorageError
 
 
 class SidecarError(MoorageError):
-    """Something could not be done now; it will be tried again."""
+    """Something could not be done now. It is tried again after the back-off."""
 
     code = "FAILED_PRECONDITION"
 
 
 class BadParameters(SidecarError):
-    """A class, a claim or a secret reference says something that cannot be carried out."""
+    """A class or a claim asks for something that cannot be carried out."""
 
     code = "INVALID_ARGUMENT"
 
@@ -40,4 +40,4 @@ class ProvisionError(SidecarError):
 
 
 class OtherProvisioner(SidecarError):
-    """The claim is somebody else's to provision; nothing is to be done and nothing to be said."""
+    """The claim belongs to another provisioner, such as a populator."""

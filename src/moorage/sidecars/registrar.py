@@ -24,7 +24,7 @@ _CHECK_TIMEOUT_S = 2.0
 
 
 class RegistrationRefused(SidecarError):
-    """The kubelet did not take the driver; registering is begun anew."""
+    """The kubelet refused the driver. Registration starts again."""
 
 
 class _Service(registration_pb2_grpc.RegistrationServicer):

@@ -1,7 +1,7 @@
 """How each role of a process is doing, for `/healthz/ROLE`.
 
 Owns: the last word on every role. Whether the driver answers is the liveness probe's to say, not a role's.
-Start reading at: `Standing.check`.
+Start reading at: `RoleHealth.check`.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from moorage.sidecars.roles import Role
 
 
-class Standing:
+class RoleHealth:
     """Which roles are at work (or wait for their lease), and why the others are not."""
 
     def __init__(self) -> None:

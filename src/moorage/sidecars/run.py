@@ -31,9 +31,9 @@ from moorage.sidecars.metrics import Metrics
 from moorage.sidecars.provisioner.run import Provisioner
 from moorage.sidecars.registrar import Registrar
 from moorage.sidecars.resizer.run import Resizer
-from moorage.sidecars.role_health import Standing
+from moorage.sidecars.role_health import RoleHealth
 from moorage.sidecars.roles import Role, needs_api, roles_for
-from moorage.sidecars.settings import Environment, SidecarSettings, pairs_from
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings, pairs_from
 from moorage.sidecars.snapshotter.run import Snapshotter
 from moorage.sidecars.volume_health import HealthMonitor
 
@@ -49,7 +49,7 @@ class WantedRoles:
     """What a process is to run; without roles, every one that the driver's capabilities call for."""
 
     settings: SidecarSettings
-    around: Environment
+    around: SidecarEnvironment
     roles: frozenset[Role] = frozenset()
 
     @property
@@ -86,7 +86,7 @@ class _Process:
         self._driver = DriverConnection(self._settings.csi_address, self._metrics.observe_call)
         self._electors: dict[str, Elector] = {}
         self._checks: dict[str, http.ProbeCheck] = {}
-        self._standing = Standing()
+        self._role_health = RoleHealth()
         self._context: RoleContext | None = None
         self._parts: dict[Role, RoleTask] = {}
         self._parts_of = ""
@@ -96,9 +96,9 @@ class _Process:
             stack.push_async_callback(self._driver.close)
             await self._listen(stack)
             while True:
-                await self._driver.meet()
+                await self._driver.wait_for_name()
                 await self._run_until_lost(stack)
-                self._standing.expect_nothing()
+                self._role_health.expect_nothing()
                 log.warning("connection to the driver is lost; waiting for it", driver=self._driver.name)
 
     async def _run_until_lost(self, stack: AsyncExitStack) -> None:
@@ -117,7 +117,7 @@ class _Process:
         roles = await self._roles(stack)
         log.info("running", driver=self._driver.name, roles=",".join(sorted(roles)))
         roles -= {Role.REGISTRAR, Role.LIVENESS}
-        self._standing.expect(roles)
+        self._role_health.expect(roles)
         groups = _sharing_leases(roles) if self._settings.leader_election else [(role,) for role in sorted(roles)]
         if groups:
             await first_of([asyncio.create_task(self._keep_running(group), name=group[0]) for group in groups])
@@ -183,10 +183,10 @@ class _Process:
             started = asyncio.get_running_loop().time()
             try:
                 await self._run_group(group)
-            except Exception as error:  # one role's mistake must not take the others down
+            except Exception as error:  # a failure of one role must not end the others
                 cause = _first_cause(error)
                 self._report(role, cause)
-                self._standing.note(group, "" if isinstance(cause, LeadershipLost) else str(cause) or repr(cause))
+                self._role_health.note(group, "" if isinstance(cause, LeadershipLost) else str(cause) or repr(cause))
             if asyncio.get_running_loop().time() - started > _RESTART_MAX_S:
                 pause_s = _RESTART_START_S
             await asyncio.sleep(pause_s)
@@ -194,7 +194,7 @@ class _Process:
 
     @staticmethod
     def _report(role: Role, cause: BaseException) -> None:
-        """A wrong set-up ends the process; everything else is told and tried again."""
+        """Log why a role failed; it is started again. Raises UsageError: a wrong set-up ends the process."""
         if isinstance(cause, UsageError):
             raise cause
         if isinstance(cause, LeadershipLost):
@@ -207,7 +207,7 @@ class _Process:
 
     async def _run_group(self, group: tuple[Role, ...]) -> None:
         async def work() -> None:
-            self._standing.note(group)
+            self._role_health.note(group)
             async with asyncio.TaskGroup() as tasks:
                 for role in group:
                     tasks.create_task(self._part(role).run(), name=role)
@@ -263,7 +263,7 @@ class _Process:
         elector = self._electors.get(lease_name(role, self._driver.name))
         if elector is not None and not elector.is_healthy():
             return 500, "the lease was not renewed in time"
-        return self._standing.check(role)
+        return self._role_health.check(role)
 
     async def _leading_well(self) -> tuple[int, str]:
         late = [name for name, elector in self._electors.items() if not elector.is_healthy()]

@@ -132,7 +132,7 @@ class SidecarSettings:
     version: bool = _flag(False, "Print the version and end.")
 
     take_over_node: str = _flag(
-        "", "Instead of running: let go of what waits for this node, which is gone for good. Its data counts as lost."
+        "", "Instead of running: release what waits for this node, which is gone for good. Its data counts as lost."
     )
     driver_name: str = _flag("", "With --take-over-node: the driver, when its socket is not on this machine.")
     yes: bool = _flag(False, "With --take-over-node: do it; otherwise only say what would be done.")
@@ -171,7 +171,7 @@ class SidecarSettings:
 
 
 @dataclass(frozen=True)
-class Environment:
+class SidecarEnvironment:
     """What a process learns from where it runs: its node, pod, namespace and host."""
 
     node_name: str = ""
@@ -182,7 +182,9 @@ class Environment:
     identity: str = ""  # who holds a lease; the host alone would make two processes of one machine the same holder
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], hostname: str, pid: int, account_namespace: str) -> "Environment":
+    def of(
+        cls, environment: Mapping[str, str], hostname: str, pid: int, account_namespace: str
+    ) -> "SidecarEnvironment":
         return cls(
             node_name=environment.get("NODE_NAME", ""),
             namespace=environment.get("POD_NAMESPACE", "") or account_namespace or "default",

@@ -23,7 +23,7 @@ from tests.support.steps import Shell, check_marks, is_command, is_look
 
 from moorage.cli.main import main
 from moorage.controllers import run as controllers
-from moorage.insight.explain import NoSuchObject, Story, explain
+from moorage.insight.explain import ObjectNotFound, Story, explain
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import from_kubeconfig, from_values
 from moorage.kube.errors import NotFound
@@ -43,7 +43,7 @@ from moorage.kube.objects import (
 )
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import WantedRoles, run
-from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings
 from moorage.testing import Abilities, Fault, ScriptedDriver, serve
 
 DRIVER = "test.csi.moorage.dev"
@@ -126,7 +126,7 @@ class Lab:
     async def _holds(self, reference: str, cause: str) -> bool:
         try:
             told = await explain(self.client, reference, "default")
-        except NoSuchObject:
+        except ObjectNotFound:
             return False
         return any(link.cause == cause for link in told.chain)
 
@@ -145,7 +145,7 @@ class Lab:
                 while True:
                     try:
                         story = await explain(self.client, reference, "default")
-                    except NoSuchObject:
+                    except ObjectNotFound:
                         story = None
                     link = next((one for one in story.chain if one.cause == cause), None) if story else None
                     is_told = link is not None and all(word in link.sentence for word in words)
@@ -201,7 +201,7 @@ class Lab:
         given = {"csi_address": self.driver.endpoint, "retry_interval_start_s": 0.1, "retry_interval_max_s": 0.5}
         wanted = WantedRoles(
             SidecarSettings(**(given | settings)),
-            Environment(namespace="default", hostname="host-1"),
+            SidecarEnvironment(namespace="default", hostname="host-1"),
             frozenset(Role(role) for role in roles),
         )
         api = from_values(self.server.insecure_url, self.server.token)

@@ -25,7 +25,7 @@ from moorage.kube.objects import (
 )
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import WantedRoles, run
-from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings
 from moorage.testing import Abilities, ScriptedDriver
 
 DRIVER = "test.csi.moorage.dev"
@@ -54,7 +54,7 @@ class Lab:
         }
         wanted = WantedRoles(
             SidecarSettings(**(defaults | settings)),
-            Environment(node_name=node, namespace="default", hostname=host, pod_name=pod),
+            SidecarEnvironment(node_name=node, namespace="default", hostname=host, pod_name=pod),
             frozenset(roles),
         )
         task = asyncio.create_task(run(wanted, self.api()), name="sidecars-under-test")

@@ -20,7 +20,7 @@ from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.registrar import Registrar, RegistrationRefused
 from moorage.sidecars.roles import Role
 from moorage.sidecars.run import WantedRoles, run
-from moorage.sidecars.settings import Environment, SidecarSettings
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings
 from moorage.testing import Abilities
 
 SELECTED = "volume.kubernetes.io/selected-node"
@@ -270,7 +270,7 @@ async def test_a_dead_nodes_turn_passes_to_the_next(make_lab):
 )
 async def test_a_wrong_set_up_is_told_before_anything_starts(settings, roles, message):
     with pytest.raises(UsageError, match=message):
-        await run(WantedRoles(settings, Environment(), frozenset(roles)))
+        await run(WantedRoles(settings, SidecarEnvironment(), frozenset(roles)))
 
 
 async def test_with_node_deployment_only_local_contents_and_volumes_are_touched(make_lab):

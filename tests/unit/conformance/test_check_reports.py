@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from moorage.conformance import report
-from moorage.conformance.model import REGISTRY, CheckResult, Exchange, Kind, Outcome, Stage, selected
+from moorage.conformance.model import REGISTRY, CheckResult, Exchange, FailureKind, Outcome, Stage, selected
 from moorage.conformance.reproduce import command_for
 from moorage.csi import csi_pb2 as pb
 from moorage.csi import text
@@ -17,7 +17,7 @@ EVIL = "\x1b]0;owned\x07</td><script>alert(1)</script>\u202e\nFAIL fake"
 
 
 def result(**changes) -> CheckResult:
-    base = {"id": "A.b", "rule": "A rule.", "result": Outcome.FAILED, "kind": Kind.HANG, "detail": EVIL}
+    base = {"id": "A.b", "rule": "A rule.", "result": Outcome.FAILED, "kind": FailureKind.HANG, "detail": EVIL}
     calls = (Exchange("CreateVolume", EVIL, f"moorage csi {EVIL}", "OK", EVIL),)
     return CheckResult(**{**base, "calls": calls, **changes})
 

@@ -41,7 +41,7 @@ from moorage.sidecars.resizer.sizes import Sizes, target_bytes
 from moorage.sidecars.retry_later import RetryLater
 from moorage.sidecars.roles import Role, role_named, roles_for
 from moorage.sidecars.run import WantedRoles
-from moorage.sidecars.settings import Environment, SidecarSettings, duration_s
+from moorage.sidecars.settings import SidecarEnvironment, SidecarSettings, duration_s
 
 PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
@@ -294,7 +294,7 @@ def test_defaults_are_the_official_ones():
 
 def test_liveness_listens_where_livenessprobe_does_unless_told_otherwise():
     def port(*roles, **settings):
-        return WantedRoles(SidecarSettings(**settings), Environment(), frozenset(roles)).health_port
+        return WantedRoles(SidecarSettings(**settings), SidecarEnvironment(), frozenset(roles)).health_port
 
     assert port(Role.LIVENESS) == 9808
     assert port(Role.LIVENESS, health_port=9898) == 9898

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.sidecars.provisioner.abandoned_intents import Intent, Others
+from moorage.sidecars.provisioner.abandoned_intents import Intent, OtherIntents
 
 
 class Time:
@@ -25,7 +25,7 @@ def time():
 
 
 def others(time, patience_s=300.0):
-    return Others(patience_s, clock=time.clock, timer=time.timer)
+    return OtherIntents(patience_s, clock=time.clock, timer=time.timer)
 
 
 def note(time, key="u1.a", slow_by=0.0):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from moorage.apiserver.access.attributes import Attributes
 from moorage.apiserver.access.authentication import User
-from moorage.apiserver.access.rbac import EVERYTHING, RbacIndex, Rule
+from moorage.apiserver.access.rbac import EVERYTHING, AccessRule, RbacIndex
 from moorage.apiserver.errors import StatusError, qualified
 
 
@@ -31,7 +31,7 @@ class Authorizer:
         """Whether no rule binds this user."""
         return user.is_admin or not self._enforces
 
-    def rules_of(self, user: User, namespace: str) -> Iterable[Rule]:
+    def rules_of(self, user: User, namespace: str) -> Iterable[AccessRule]:
         """Return every rule that holds for a user in a namespace."""
         return EVERYTHING if self.is_free(user) else list(self.index.rules_for(user, namespace))
 

@@ -18,7 +18,7 @@ from moorage.apiserver.access.rbac import (
     GROUP,
     ROLE_BINDINGS,
     ROLES,
-    Rule,
+    AccessRule,
 )
 from moorage.apiserver.errors import forbidden, not_found
 from moorage.apiserver.kinds.registry import Object
@@ -70,7 +70,7 @@ class UserGuard(WriteGuard):
             raise forbidden(self.asked.resource, GROUP, obj["metadata"].get("name", ""), why)
 
     def _check_role(self, new: Object, old: Object | None) -> None:
-        wanted = [Rule.of(rule) for rule in new.get("rules") or []] if _differs(new, old, "rules") else []
+        wanted = [AccessRule.of(rule) for rule in new.get("rules") or []] if _differs(new, old, "rules") else []
         if new.get("aggregationRule") and _differs(new, old, "aggregationRule"):
             wanted += EVERYTHING  # it takes over rules that others write later
         if wanted and not self._may("escalate", self.asked.resource, new["metadata"].get("name", "")):
@@ -91,7 +91,7 @@ class UserGuard(WriteGuard):
     def _may(self, verb: str, resource: str, name: str) -> bool:
         return self.authorizer.decide(self.user, Attributes(verb, GROUP, resource, "", self.asked.namespace, name))
 
-    def _check_held(self, wanted: Iterable[Rule], obj: Object) -> None:
+    def _check_held(self, wanted: Iterable[AccessRule], obj: Object) -> None:
         held = _Held(self.authorizer.rules_of(self.user, self.asked.namespace))
         missing = [rule for rule in dict.fromkeys(wanted) if not held.covers(rule)]
         if sum(rule.part_count for rule in missing) <= _MOST_PARTS:
@@ -114,13 +114,13 @@ def _certificate(node: Object | None) -> str:
 class _Held:
     """The rules that a user holds, by the resources that they name."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self._by_resource: dict[str, list[Rule]] = {}
+    def __init__(self, rules: Iterable[AccessRule]) -> None:
+        self._by_resource: dict[str, list[AccessRule]] = {}
         for rule in rules:
             for resource in rule.resources or ("",):
                 self._by_resource.setdefault(resource, []).append(rule)
 
-    def covers(self, rule: Rule) -> bool:
+    def covers(self, rule: AccessRule) -> bool:
         """Whether one of the rules grants everything that this rule grants."""
         resource = next(iter(rule.resources), "")
         keys = {resource, "*", f"*/{resource.partition('/')[2]}"}
@@ -131,7 +131,7 @@ def _differs(new: Object, old: Object | None, field: str) -> bool:
     return old is None or (new.get(field) or None) != (old.get(field) or None)
 
 
-def _text(rule: Rule) -> str:
+def _text(rule: AccessRule) -> str:
     words = [
         f"{key[0].upper()}{key[1:]}:[{', '.join(f'{chr(34)}{one}{chr(34)}' for one in value[:50])}]"
         for key, value in rule.document().items()

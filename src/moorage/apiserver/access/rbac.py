@@ -1,6 +1,6 @@
 """RBAC rules, and an index from users and groups to the rules that hold for them.
 
-Owns: `Rule`, and `RbacIndex`, which follows the Roles and bindings in the store.
+Owns: `AccessRule`, and `RbacIndex`, which follows the Roles and bindings in the store.
 Start reading at: `RbacIndex.rules_for`.
 """
 
@@ -23,7 +23,7 @@ ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS = f"rolebindings.{GROUP}", f"clusterrolebin
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """One rule of a Role."""
 
     verbs: frozenset[str]
@@ -33,7 +33,7 @@ class Rule:
     urls: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, rule: Object) -> "Rule":
+    def of(cls, rule: Object) -> "AccessRule":
         parts = (rule.get(key) or () for key in ("verbs", "apiGroups", "resources", "resourceNames", "nonResourceURLs"))
         return cls(*(frozenset(part) for part in parts))
 
@@ -56,7 +56,7 @@ class Rule:
         _, slash, subresource = resource.partition("/")
         return bool(slash) and f"*/{subresource}" in self.resources
 
-    def covers(self, other: "Rule") -> bool:
+    def covers(self, other: "AccessRule") -> bool:
         """Whether this rule alone grants everything that the other rule grants."""
         if not ("*" in self.verbs or other.verbs <= self.verbs):
             return False
@@ -70,15 +70,15 @@ class Rule:
             and (not self.names or (bool(other.names) and other.names <= self.names))
         )
 
-    def parts(self) -> "Iterator[Rule]":
+    def parts(self) -> "Iterator[AccessRule]":
         """Return rules with one verb on one resource, name or URL each that together grant the same."""
         for verb in map(_one, self.verbs):
             for url in self.urls:
-                yield Rule(verb, urls=_one(url))
+                yield AccessRule(verb, urls=_one(url))
             for group in map(_one, self.groups):
                 for resource in map(_one, self.resources):
                     for name in map(_one, self.names) if self.names else (_ANY_NAME,):
-                        yield Rule(verb, group, resource, name)
+                        yield AccessRule(verb, group, resource, name)
 
     @property
     def part_count(self) -> int:
@@ -93,8 +93,8 @@ class Rule:
 
 _ANY_NAME: frozenset[str] = frozenset()
 EVERYTHING = (
-    Rule(frozenset("*"), frozenset("*"), frozenset("*")),
-    Rule(frozenset("*"), urls=frozenset("*")),
+    AccessRule(frozenset("*"), frozenset("*"), frozenset("*")),
+    AccessRule(frozenset("*"), urls=frozenset("*")),
 )
 
 
@@ -111,18 +111,18 @@ def _one(value: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class GrantedRole:
     """A Role or ClusterRole; `selectors` choose the ClusterRoles whose rules it takes over."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[AccessRule, ...]
     labels: dict[str, str]
     selectors: tuple[LabelMatch, ...] = ()
 
     @classmethod
-    def of(cls, obj: Object) -> "Role":
+    def of(cls, obj: Object) -> "GrantedRole":
         selectors = (obj.get("aggregationRule") or {}).get("clusterRoleSelectors") or []
         return cls(
-            tuple(Rule.of(rule) for rule in obj.get("rules") or []),
+            tuple(AccessRule.of(rule) for rule in obj.get("rules") or []),
             obj["metadata"].get("labels") or {},
             tuple(LabelMatch.of(msgspec.convert(selector, LabelSelector)) for selector in selectors),
         )
@@ -132,8 +132,8 @@ class RbacIndex:
     """The Roles and bindings of a store, by whom they concern. Follows every commit."""
 
     def __init__(self, store: Store) -> None:
-        self._roles: dict[Key, Role] = {}  # the namespace of a ClusterRole is empty
-        self._aggregated: dict[str, tuple[Rule, ...]] = {}
+        self._roles: dict[Key, GrantedRole] = {}  # the namespace of a ClusterRole is empty
+        self._aggregated: dict[str, tuple[AccessRule, ...]] = {}
         self._subjects: dict[Key, list[str]] = {}
         self._refs: dict[tuple[str, str], dict[Key, Object]] = {}  # namespace and subject: roleRefs by binding
         for resource in (ROLES, CLUSTER_ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS):
@@ -141,7 +141,7 @@ class RbacIndex:
                 self._note(resource, key, record.body)
         store.on_commit.append(self._on_commit)
 
-    def rules_for(self, user: User, namespace: str) -> Iterator[Rule]:
+    def rules_for(self, user: User, namespace: str) -> Iterator[AccessRule]:
         """Return every rule that holds for a user in a namespace; an empty namespace is the cluster itself."""
         subjects = (f"User:{user.name}", *(f"Group:{group}" for group in user.groups))
         for where in {"", namespace}:
@@ -149,7 +149,7 @@ class RbacIndex:
                 for ref in self._refs.get((where, subject), {}).values():
                     yield from self.rules_of(ref, where) or ()
 
-    def rules_of(self, ref: Object, namespace: str) -> tuple[Rule, ...] | None:
+    def rules_of(self, ref: Object, namespace: str) -> tuple[AccessRule, ...] | None:
         """Return the rules behind a roleRef; None if there is no such Role."""
         name = str(ref.get("name") or "")
         if ref.get("kind") != "ClusterRole":
@@ -163,7 +163,7 @@ class RbacIndex:
             found = self._aggregated[name] = self._aggregate(role)
         return found
 
-    def _aggregate(self, role: Role) -> tuple[Rule, ...]:
+    def _aggregate(self, role: GrantedRole) -> tuple[AccessRule, ...]:
         """Join the rules of the ClusterRoles that an aggregationRule selects. Stored rules are left out: in Kubernetes
         a controller overwrites them."""
         others = [other for (where, _), other in self._roles.items() if not where and other is not role]
@@ -181,7 +181,7 @@ class RbacIndex:
             self._aggregated.clear()
             self._roles.pop(key, None)
             if obj is not None:
-                self._roles[key] = Role.of(obj)
+                self._roles[key] = GrantedRole.of(obj)
             return
         for subject in self._subjects.pop(key, ()):
             self._refs[key[0], subject].pop(key, None)

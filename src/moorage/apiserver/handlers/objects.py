@@ -18,7 +18,7 @@ from moorage.apiserver.errors import (
 from moorage.apiserver.formats.negotiate import Representation
 from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.apiserver.reading import tables
-from moorage.apiserver.reading.watch import Watch
+from moorage.apiserver.reading.watch import WatchStream
 from moorage.apiserver.request.apart import apart
 from moorage.apiserver.request.messages import APPLY, Answer, Sent
 from moorage.apiserver.request.options import Call, delete_options_from
@@ -43,8 +43,8 @@ class ObjectHandler:
         self.resources = resources
         self.store = resources.store
 
-    def watch(self, call: Call, wanted: Representation) -> Watch:
-        return Watch(self.store, call, self._renderer(call.kind, wanted))
+    def watch(self, call: Call, wanted: Representation) -> WatchStream:
+        return WatchStream(self.store, call, self._renderer(call.kind, wanted))
 
     async def handle(self, call: Call, sent: Sent, wanted: Representation) -> Answer:
         """Carry out one request."""

@@ -12,7 +12,7 @@ from aiohttp import web
 from moorage.apiserver.documents.metrics import ServerMetrics
 from moorage.apiserver.errors import StatusError, too_many
 from moorage.apiserver.limits import ServerLimits
-from moorage.apiserver.reading.watch import Watch
+from moorage.apiserver.reading.watch import WatchStream
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -29,7 +29,7 @@ class WatchStreams:
         self._limits = limits
         self._metrics = metrics
 
-    async def send(self, request: web.BaseRequest, begin: Callable[[], Watch]) -> web.StreamResponse:
+    async def send(self, request: web.BaseRequest, begin: Callable[[], WatchStream]) -> web.StreamResponse:
         """Stream a watch until it ends. Raises 429 if too many are open."""
         if self._metrics.watches >= self._limits.watches:
             raise too_many("too many watches, please try again later", 5)
@@ -40,7 +40,7 @@ class WatchStreams:
             if error.http != 410:
                 raise
             await response.prepare(request)
-            await response.write(Watch.error_line(error))
+            await response.write(WatchStream.error_line(error))
             await response.write_eof()
             return response
         self._metrics.watches += 1
@@ -51,7 +51,7 @@ class WatchStreams:
             self._metrics.watches -= 1
         return response
 
-    async def _pump(self, watch: Watch, response: web.StreamResponse, request: web.BaseRequest) -> None:
+    async def _pump(self, watch: WatchStream, response: web.StreamResponse, request: web.BaseRequest) -> None:
         """Send lines until the watch ends, the server stops, or the client does not keep up."""
         stop = asyncio.create_task(self.is_stopping.wait())
         send = asyncio.create_task(self._send(watch, response, request))
@@ -70,7 +70,7 @@ class WatchStreams:
                 task.cancel()
             await asyncio.gather(stop, send, return_exceptions=True)
 
-    async def _send(self, watch: Watch, response: web.StreamResponse, request: web.BaseRequest) -> None:
+    async def _send(self, watch: WatchStream, response: web.StreamResponse, request: web.BaseRequest) -> None:
         async for chunk in watch.lines():
             transport = request.transport
             if transport is not None and transport.get_write_buffer_size() == 0 and len(chunk) < _SMALL_BYTES:

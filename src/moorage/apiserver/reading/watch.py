@@ -2,7 +2,7 @@
 
 Owns: where a watch starts, what a selection makes of a change, bookmarks, and when a watch ends.
 May not touch: HTTP; it yields lines of bytes.
-Start reading at: `Watch.lines`.
+Start reading at: `WatchStream.lines`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _TURN_S = 0.01
 Render = Callable[[bytes], bytes]  # an object's bytes as this watcher wants them (another version, a Table)
 
 
-class Watch:
+class WatchStream:
     """One client's view of one resource."""
 
     def __init__(self, store: Store, call: Call, render: Render | None) -> None:

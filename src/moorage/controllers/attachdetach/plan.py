@@ -46,7 +46,7 @@ class Detach:
 
 @dataclass(frozen=True, slots=True)
 class AwaitUnmount:
-    """Nobody wants the volume there any more: the time until force counts from now."""
+    """No pod needs the volume on the node any more. The time until a forced detach counts from now."""
 
     volume: VolumeName
     node: NodeName

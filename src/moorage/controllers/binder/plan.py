@@ -44,7 +44,7 @@ class BindClaim:
 
 @dataclass(frozen=True, slots=True)
 class SetClaimPhase:
-    """Write Pending or Lost; the note is told only if the phase changes by it."""
+    """Write Pending or Lost. The note becomes an event only if the phase changes."""
 
     phase: str
     note: EmitEvent | None = None
@@ -232,7 +232,7 @@ def plan_volume(
     if claim.spec.volume_name == volume.name:
         return [SetVolumePhase("Bound")]
     if PROVISIONED_BY in volume.annotations and volume.spec.persistent_volume_reclaim_policy == "Delete":
-        return _release(volume, pods)  # made for this claim, which took another: nobody needs it
+        return _release(volume, pods)  # made for this claim, which is bound to another volume
     return [Unbind()]
 
 

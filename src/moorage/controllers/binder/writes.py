@@ -95,7 +95,7 @@ def _capacity_at_binding(claim: PersistentVolumeClaim, volume: PersistentVolume)
 
 
 def unbinding(volume: PersistentVolume) -> Patch | None:
-    """The volume is nobody's again; a user's reservation is kept, only its uid goes."""
+    """Return the patch that frees a volume. Of a user's reservation only the uid is removed."""
     reference = volume.spec.claim_ref
     if reference is None:
         return None

@@ -1,6 +1,6 @@
 """Whether a claim, a volume or an attributes class is in use, and what that means for its finalizer.
 
-Owns: the rules of use, and the condition `Unused` of claims.
+Owns: the rules about being in use, and the condition `Unused` of claims.
 May not touch: the API. Every function takes values and returns values.
 Start reading at: `plan_claim`, `plan_guard`.
 """
@@ -27,7 +27,7 @@ class RemoveGuard:
 
 @dataclass(frozen=True, slots=True)
 class AskForPods:
-    """No pod is known to use the claim. List the pods themselves before it is let go, and plan again."""
+    """No pod is known to use the claim. List the pods before it is released, and plan again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,9 @@ async def _run_claims(context: ControllerContext) -> None:
 
 
 async def _run_volumes(context: ControllerContext) -> None:
-    guard = Guard(context, context.caches.volumes, VOLUME_PROTECTION, lambda volume: volume.status.phase == "Bound")
+    guard = FinalizerGuard(
+        context, context.caches.volumes, VOLUME_PROTECTION, lambda volume: volume.status.phase == "Bound"
+    )
     await context.run([guard.controller], [guard.watch()])
 
 
@@ -139,12 +141,12 @@ async def _run_classes(context: ControllerContext) -> None:
     def no_longer_used(old: PersistentVolume | PersistentVolumeClaim | None, _: Any) -> list[str]:
         return attributes_classes_of(old) if old is not None else []
 
-    guard = Guard(context, context.caches.attributes_classes, CLASS_PROTECTION, is_used)
+    guard = FinalizerGuard(context, context.caches.attributes_classes, CLASS_PROTECTION, is_used)
     of_users = [guard.controller.watch(volumes, no_longer_used), guard.controller.watch(claims, no_longer_used)]
     await context.run([guard.controller], [guard.watch(), *of_users])
 
 
-class Guard(Generic[T]):
+class FinalizerGuard(Generic[T]):
     """Keeps one finalizer on every object of a kind for as long as the object is in use."""
 
     def __init__(

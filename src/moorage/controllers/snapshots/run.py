@@ -12,7 +12,7 @@ from moorage.controllers.snapshots.content import Contents
 from moorage.controllers.snapshots.flavour import GROUP, SINGLE
 from moorage.controllers.snapshots.group import GroupSnapshots
 from moorage.controllers.snapshots.reconciler import SnapshotContext
-from moorage.controllers.snapshots.snapshot import Snapshots
+from moorage.controllers.snapshots.snapshot import SingleSnapshots
 from moorage.controllers.snapshots.sources import source_claim
 from moorage.kube.api.discovery import is_served, wait_served
 from moorage.kube.control.controller import Backoff, Controller, Watch
@@ -76,7 +76,7 @@ class SnapshotController:
         self._has_groups = context.has_groups
         self._workers = workers
         self.all: list[Controller[str]] = []
-        snapshots = Snapshots(context)
+        snapshots = SingleSnapshots(context)
         self._snapshot_queue = self._add("snapshots", snapshots.sync)
         contents = Contents(context, SINGLE, caches.snapshots, caches.snapshot_contents)
         self._content_queue = self._add("snapshot-contents", contents.sync)

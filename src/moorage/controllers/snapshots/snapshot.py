@@ -1,7 +1,7 @@
 """The life of a VolumeSnapshot: class, protection, content, status, and the end.
 
 Owns: the steps that only single snapshots have, and releasing the claim that a snapshot was taken of.
-Start reading at: `Snapshots`. The steps shared with group snapshots are in `reconciler.py`.
+Start reading at: `SingleSnapshots`. The steps shared with group snapshots are in `reconciler.py`.
 """
 
 from moorage.controllers.snapshots import sources
@@ -25,7 +25,7 @@ from moorage.kube.objects.snapshots import (
 from moorage.kube.volumes import volume_mode
 
 
-class Snapshots(Reconciler[VolumeSnapshot, VolumeSnapshotContent]):
+class SingleSnapshots(Reconciler[VolumeSnapshot, VolumeSnapshotContent]):
     """Reconciles VolumeSnapshots."""
 
     def __init__(self, context: SnapshotContext) -> None:

@@ -35,7 +35,7 @@ T = TypeVar("T", bound=KubeObject)
 
 _PAGE = 1000
 TRIES = 5  # four seconds: a server that restarts is back
-TRIES_FOR_A_PERSON = 3  # a quarter of a second: who waits at a terminal is told soon
+TRIES_FOR_A_PERSON = 3  # a quarter of a second: a user waits at a terminal
 _LONGEST_WAIT_S = 30.0
 _DEFAULT_TIMEOUT_S = 60.0
 _AT_ONCE = 100  # requests in flight, watches not counted; a unix socket takes 128 connections in one go
@@ -230,8 +230,8 @@ class Client:
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """Changes after `version`, or with `initial` the present state first; Gone when the version is too old.
 
-        It ends when the server ends it, and raises Unavailable when the connection breaks. Whoever leaves the loop
-        early closes it: `async with aclosing(client.watch(…)) as events`.
+        It ends when the server ends it, and raises Unavailable when the connection breaks. A caller that leaves the
+        loop early must close it: `async with aclosing(client.watch(…)) as events`.
         """
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
         query |= _selecting(labels, fields)
@@ -355,7 +355,7 @@ class Client:
         return self._session
 
     def _writing(self) -> dict[str, str]:
-        """A server would look for fields that it does not know, and say so in a header that nobody here reads."""
+        """Return the query of a write. Unknown fields are not checked: no one would read the header about them."""
         return {"fieldManager": self._identity, "fieldValidation": "Ignore"}
 
 

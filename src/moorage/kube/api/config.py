@@ -64,9 +64,11 @@ class RenewableToken:
 
 
 class RenewablePair:
-    """A client certificate and its key in files that somebody rotates. They are looked at once a minute, or after a
-    server refused them, and loaded into `tls` if they have changed. What cannot be loaded, such as half of a pair, is
-    looked at again later; until then the old pair serves."""
+    """A client certificate and its key in files that another program rotates.
+
+    They are read once a minute, or after a server refused them, and loaded into `tls` if they have changed. What cannot
+    be loaded, such as half of a pair, is read again later; the old pair serves until then.
+    """
 
     def __init__(
         self, tls: ssl.SSLContext, certificate: Path, key: Path, clock: Callable[[], float] = time.monotonic
@@ -194,7 +196,7 @@ def fixed_token(token: str) -> TokenSource:
 
 
 def token_file(path: Path, clock: Callable[[], float] = time.time) -> TokenSource:
-    """A token that somebody rotates: the file is read again when the last read is a minute old."""
+    """Return a source of a token that another program rotates. The file is read again after a minute."""
 
     async def read() -> tuple[str, float | None]:
         try:

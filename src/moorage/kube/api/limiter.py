@@ -1,6 +1,6 @@
 """A fair token bucket: waiters are served in the order they came.
 
-Owns: the rate of requests that one client may send; with a rate of 0 nobody waits.
+Owns: the rate of requests that one client may send; a rate of 0 means no limit.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What the Kubernetes layer counts, under the names that client-go gives: `workqueue_*`, `rest_client_*`, election.
 
 Owns: the metric families, in the process-wide registry (`prometheus_client.REGISTRY`), which all clients share.
-May not touch: HTTP; whoever serves /metrics serves the default registry.
+The endpoint for /metrics, which is elsewhere, serves the default registry.
 Start reading at: `QueueMetrics`, `observe_request`.
 """
 

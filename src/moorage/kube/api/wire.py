@@ -92,9 +92,9 @@ class Codec:
         return ListChunk(items, raw.metadata.resource_version, raw.metadata.continue_)
 
     def event(self, kind: type[T], line: bytes) -> WatchEvent[T]:
-        """One line of a watch; an ERROR line is raised.
+        """Decode one line of a watch. Raises the error of an ERROR line.
 
-        An object that cannot be read still moves the version on: its deletion is told with its metadata alone, its
+        An object that cannot be read still advances the version: its deletion is reported with its metadata alone, its
         change only as a bookmark.
         """
         raw = _decoded(line, _RawEvent, "a watch event")

@@ -139,7 +139,7 @@ class ByNameInformer(Informer[T]):
         self._tries[key] = tries
         wait_s = self._settled_s if is_right else min(self._unsettled_s * 2.0 ** min(tries - 1, 10), _UNSETTLED_MAX_S)
         self._due[key] = asyncio.get_running_loop().time() + wait_s * random.uniform(0.9, 1.1)
-        self._asked.set()  # somebody rests until what was due next before
+        self._asked.set()  # the loop sleeps until what was due before
 
     def _leave(self, key: str) -> None:
         self._due.pop(key, None)

@@ -90,7 +90,7 @@ class Informer(Generic[T]):
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the last change was told to the handlers."""
+        """Return the seconds since the handlers were last called."""
         return time.monotonic() - self._changed_at
 
     async def wait_synced(self) -> None:

@@ -3,7 +3,7 @@
 Decoded objects have each their own copy of every text: of annotation keys, class and driver names, access modes,
 finalizers. A cache that keeps them for long keeps one copy instead.
 
-Owns: which texts are worth it. What an object says is not changed, and Python drops a text that nobody holds any more.
+Owns: which texts are worth it. Objects keep their content, and Python frees a text that no object refers to.
 Start reading at: `shared`.
 """
 

@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 
 
 class LeadershipLost(MoorageError):
-    """Somebody else leads now, or the lease could not be renewed in time."""
+    """Another process leads now, or the lease could not be renewed in time."""
 
     code = "UNAVAILABLE"
 
@@ -138,7 +138,7 @@ class Elector:
                     log.debug("lease changed under us", lease=self._config.name)
             return await self._take_or_renew()
         except (Conflict, AlreadyExists):
-            await asyncio.sleep(_AFTER_CONFLICT_S * random.uniform(0.5, 1.0))  # somebody was quicker: look who
+            await asyncio.sleep(_AFTER_CONFLICT_S * random.uniform(0.5, 1.0))  # another process was quicker
         except ApiError as error:
             log.warning("lease attempt failed", lease=self._config.name, reason=str(error))
         return False

@@ -34,7 +34,7 @@ _IN_FLIGHT = 8
 _TRIES = 12
 _RETRY_S = 10.0
 _LEAVE_S = 2.0
-_PATIENCE_S, _LOOK_AGAIN_S = 10.0, 0.5  # for whoever is busy with more than telling
+_PATIENCE_S, _LOOK_AGAIN_S = 10.0, 0.5  # while the process is busy with other work
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Recorder:
         await self._pause(at)
 
     def _look(self) -> None:
-        """Let go who has been held for long enough, and everybody when there is no reason to hold them any more."""
+        """Release the events that were held for long enough, and all of them if the process is not busy any more."""
         loop = asyncio.get_running_loop()
         is_busy = self._is_busy() and not self._is_leaving.is_set()
         while self._held and (not is_busy or self._held[0][0] <= loop.time()):
@@ -211,7 +211,7 @@ class Recorder:
         self._looking = loop.call_later(_LOOK_AGAIN_S, self._look) if self._held else None
 
     async def _pause(self, until: float) -> None:
-        """Whoever leaves does not wait for it."""
+        """Sleep until a time, or until the recorder is closed."""
         if until <= asyncio.get_running_loop().time():
             return
         try:
@@ -251,13 +251,13 @@ class Recorder:
             try:
                 await self._client.patch(Event, told.name, patch, namespace)
                 return
-            except NotFound:  # it has expired: begin anew
+            except NotFound:  # it has expired: create another
                 told.count, told.first_at = 1, note.at
         try:
             await self._client.create(Event, self._body(note, name, message, told), namespace)
         except AlreadyExists:
             log.debug("event had arrived before", name=name)
-        except (NotFound, Forbidden) as error:  # the namespace is gone or going: nobody will read it
+        except (NotFound, Forbidden) as error:  # the namespace is gone or being deleted
             log.debug("event has no home", namespace=namespace, reason=str(error))
             return
         told.name = name

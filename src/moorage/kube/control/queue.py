@@ -23,10 +23,10 @@ Reconcile = Callable[[K], Awaitable[float | None]]
 
 
 class WorkQueue(Generic[K]):
-    """Keys waiting to be looked at.
+    """A queue of keys that are to be reconciled.
 
-    The worker returns None when it is done with a key, or the seconds after which to look again; when it raises, the
-    key comes back after its back-off (`start_s`, doubling up to `max_s`, reset by success).
+    The worker returns None when it is done with a key, or the seconds after which the key is queued again. If it
+    raises, the key is queued again after its back-off: `start_s`, doubled for each failure up to `max_s`.
     """
 
     def __init__(self, name: str, *, start_s: float = 0.005, max_s: float = 1000.0, jitter: float = 0.0) -> None:
@@ -48,7 +48,7 @@ class WorkQueue(Generic[K]):
         self._metrics = QueueMetrics(self)
 
     def add(self, key: K) -> None:
-        """Look at `key` soon; a key that is being worked on is looked at once more afterwards."""
+        """Queue a key. One that is being worked on is queued once more afterwards."""
         if self._stopping or key in self._waiting:
             return
         self._waiting.add(key)
@@ -59,7 +59,7 @@ class WorkQueue(Generic[K]):
             self._wake.set()
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """Look at `key` after a delay; the earliest of several delays counts."""
+        """Queue a key after a delay. The earliest of several delays counts."""
         if self._stopping:
             return
         if delay_s <= 0:
@@ -75,7 +75,7 @@ class WorkQueue(Generic[K]):
         self._timers[key] = (due, loop.call_at(due, self._ring, key))
 
     def add_rate_limited(self, key: K) -> None:
-        """Look at `key` after its back-off."""
+        """Queue a key after its back-off."""
         self._metrics.retried()
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
@@ -83,7 +83,7 @@ class WorkQueue(Generic[K]):
         self.add_after(key, delay_s * random.uniform(1.0, 1.0 + self._jitter))
 
     def forget(self, key: K) -> None:
-        """The key did well: its back-off starts anew."""
+        """Reset the key's back-off after a success."""
         self._failures.pop(key, None)
 
     def reset(self) -> None:

@@ -205,8 +205,8 @@ class ClaimWorker:
             raise ProvisionError(f"PersistentVolume {attempt.name} came and went", ProvisioningState.BACKGROUND)
         is_released = saved.status.phase in ("Released", "Failed")
         if saved.is_deleting or (is_released and saved.spec.persistent_volume_reclaim_policy == "Delete"):
-            # Its volume may be deleted already, and then ours is a new one, perhaps under the same id: it must get
-            # its own object once this one is gone, or nobody would ever delete it.
+            # Its volume may be deleted already, and then ours is a new one, perhaps under the same id. It must get its
+            # own object once this one is gone, or it would never be deleted.
             raise ProvisionError(
                 f"an earlier PersistentVolume {attempt.name} is still being deleted", ProvisioningState.BACKGROUND
             )

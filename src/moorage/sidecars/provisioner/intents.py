@@ -1,13 +1,12 @@
-"""A durable note of every volume that is being made, so that a crash leaks none.
+"""A durable note of every volume that is being created, so that a crash leaks none.
 
-A process that dies between CreateVolume and saving the PersistentVolume leaves a volume that only the claim leads to;
-if the claim is deleted meanwhile, nothing does. So each attempt is written down first, in the annotations of one Lease
-(leases are what every provisioner's account may already write), and driven to its end by whoever starts next, or by
-another instance that sees that its writer is gone. Many attempts share one write: those that arrive while a write is
-under way go with the next one, and each write renews all notes of its instance.
+If a process dies between CreateVolume and saving the PersistentVolume, only the claim leads to the volume; if the claim
+is deleted meanwhile, nothing does. So each attempt is first written into the annotations of one Lease, because every
+provisioner's account may write leases. The instance that starts next carries it out, or another instance that notices
+that the writer has ended. Many attempts share one write: those that arrive during a write go with the next one, and
+each write renews all notes of its instance.
 
 Owns: that Lease.
-May not touch: what an attempt means.
 Start reading at: `Journal.note`, `Journal.run`.
 """
 
@@ -21,7 +20,7 @@ from moorage.kube.api.client import Client
 from moorage.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
 from moorage.kube.objects import Lease
 from moorage.log import get_logger
-from moorage.sidecars.provisioner.abandoned_intents import Clock, Intent, Others
+from moorage.sidecars.provisioner.abandoned_intents import Clock, Intent, OtherIntents
 from moorage.sidecars.provisioner.attempt import ProvisionAttempt, from_text, to_text
 
 log = get_logger(__name__)
@@ -39,9 +38,9 @@ _ANY = ""  # in place of a note's text: our own note goes whatever it says
 class Journal:
     """The intents of one provisioner. `run` must be running for `note` to return.
 
-    Each instance has its own notes and renews them while their attempts are open. Another instance's are adopted at
-    the start, but removed only when they were left behind (`Others`) and their attempt was carried out after that:
-    until then, its writer may be about to make the volume.
+    Each instance has its own notes and renews them while their attempts are open. Those of others are adopted at the
+    start, but removed only when they were left behind (`OtherIntents`) and their attempt was carried out after that:
+    until then, their writer may be about to create the volume.
     """
 
     def __init__(
@@ -57,14 +56,14 @@ class Journal:
         self._client = client
         self._name = name
         self._namespace = namespace
-        self._patience_s = patience_s  # 0 when whoever wrote the other notes has stopped: we hold the lease
+        self._patience_s = patience_s  # 0 if the writers of the other notes have stopped, because we hold the lease
         self._clock = clock
         self._timer = timer
         self._instance = f"{random.randrange(16**8):08x}"
         self._mine: dict[str, str] = {}  # by key, which is UID and instance
         self._written: frozenset[str] = frozenset()  # our keys that the last write held
         self._written_at = float("-inf")
-        self._others = Others(patience_s, clock=clock, timer=timer)
+        self._others = OtherIntents(patience_s, clock=clock, timer=timer)
         self._forgotten: dict[str, str] = {}  # by key: the text that may be removed
         self._lease: Lease | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -73,7 +72,7 @@ class Journal:
         self.writes = 0
 
     async def load(self) -> dict[str, ProvisionAttempt]:
-        """Every attempt that was noted and not forgotten, by claim UID."""
+        """Return every attempt that was noted and not forgotten, by claim UID."""
         self._mine.clear()
         self._written, self._written_at = frozenset(), float("-inf")
         self._forgotten.clear()
@@ -92,7 +91,7 @@ class Journal:
         return self.read(notes)
 
     def read(self, notes: Iterable[Intent]) -> dict[str, ProvisionAttempt]:
-        """The attempts in the notes, by UID; what cannot be read is dropped once nobody else can need it."""
+        """Return the attempts in the notes, by UID. Drop an unreadable note once no other instance can need it."""
         found: dict[str, ProvisionAttempt] = {}
         for note in notes:
             try:
@@ -104,8 +103,11 @@ class Journal:
         return found
 
     def has(self, uid: str) -> bool:
-        """Whether this instance has noted the attempt itself, and so lately that nobody takes the note for a dead one's
-        before a call that begins now is over; another's note may be removed by others still."""
+        """Whether this instance has noted the attempt, recently enough for a call that begins now.
+
+        Until that call is over, no other instance takes the note for one whose writer has ended. A note of another
+        instance does not count, because others may remove it.
+        """
         if not self.is_enabled:
             return True
         is_fresh = not self._patience_s or self._timer() - self._written_at < self._patience_s / 2
@@ -113,7 +115,7 @@ class Journal:
         return is_fresh and key in self._mine and key in self._written
 
     async def note(self, uid: str, attempt: ProvisionAttempt) -> None:
-        """Return when the attempt is safe: written down, or known to be impossible to write down."""
+        """Return when the attempt is written, or when it is known that it cannot be written."""
         if not self.is_enabled:
             return
         key, text = f"{uid}.{self._instance}", to_text(attempt)
@@ -134,15 +136,15 @@ class Journal:
         return sum(len(text) + _STAMP_BYTES for text in self._mine.values()) + sum(map(len, others))
 
     def abandoned(self, uid: str = "") -> list[Intent]:
-        """The notes, of one attempt or of all, that other instances left behind and that are still to be removed."""
+        """Return the notes, of one attempt or of all, that other instances left behind and that are to be removed."""
         found = (note for note in self._others.abandoned() if self._forgotten.get(note.key) != note.text)
         return [note for note in found if uid in ("", note.uid)]
 
     def forget(self, uid: str, covered: Iterable[Intent] = ()) -> None:
-        """The attempt is over; our note of it goes with the next write, or soon.
+        """Remove our note of an attempt that is over, with the next write or soon.
 
-        So do others' notes in `covered`, unless they are renewed until then: those that were left behind already when
-        the attempt was last begun, so that nothing their writers made can have been missed.
+        The notes in `covered` are removed too, unless they are renewed until then. They were left behind before the
+        attempt last began, so nothing that their writers created can have been missed.
         """
         gone = {note.key: note.text for note in covered}
         key = f"{uid}.{self._instance}"
@@ -153,9 +155,9 @@ class Journal:
             asyncio.get_running_loop().call_later(_FORGET_AFTER_S, self._wake.set)
 
     async def run(self, take_over: Callable[[list[Intent]], None] = lambda found: None) -> None:
-        """Write until cancelled; what is over by then is forgotten with a last write, if there is time for one.
+        """Write until cancelled. A last write then removes the notes of attempts that are over, if time allows.
 
-        `take_over` is told of the notes that others left behind, again and again until they are forgotten.
+        `take_over` is called periodically with the notes that other instances left behind, until they are forgotten.
         """
         try:
             while True:
@@ -171,7 +173,7 @@ class Journal:
             await self._leave()
 
     async def look(self) -> None:
-        """Write what is to be written, or our notes once more when they age; otherwise see what others have written."""
+        """Write what is to be written, and our notes again when they age. Otherwise read what others have written."""
         is_aging = bool(self._mine) and self._timer() - self._written_at >= self._look_s
         if self._waiters or self._forgotten or (self._patience_s and is_aging):
             await self._flush()
@@ -205,7 +207,7 @@ class Journal:
         self._others.see({key: text for key, text in self._notes().items() if not self._is_mine(key)})
 
     async def _leave(self) -> None:
-        """Notes of what is over would make the next start carry it out once more, and fill the object in time."""
+        """Remove the notes of attempts that are over. They would be repeated at the next start, and fill the Lease."""
         if not self.is_enabled or not self._forgotten or self._lease is None:
             return
         try:
@@ -228,7 +230,7 @@ class Journal:
                 waiter.set_result(None)
 
     async def _write(self) -> bool:
-        """One attempt to write; False when it should be tried again after a pause."""
+        """Write once. Returns False if it should be tried again after a pause."""
         try:
             return await self._put_over_others()
         except (Forbidden, Invalid) as error:
@@ -239,7 +241,7 @@ class Journal:
             return False
 
     async def _put_over_others(self) -> bool:
-        """Write, on top of what others have written meanwhile; False when they do so all the time."""
+        """Write on top of what others have written meanwhile. Returns False after five conflicts in a row."""
         for _ in range(5):
             try:
                 await self._put()
@@ -249,7 +251,7 @@ class Journal:
         return False
 
     async def _put(self) -> None:
-        """One write. It only succeeds on the Lease that we have seen, so that nobody's renewal is overwritten."""
+        """Write once. Raises Conflict if the Lease has changed since it was read: no renewal is overwritten."""
         gone, mine = dict(self._forgotten), dict(self._mine)
         metadata: dict[str, object] = {"name": self._name, "namespace": self._namespace}
         annotations: dict[str, str] = {}
