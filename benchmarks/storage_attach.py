@@ -46,11 +46,11 @@ def main() -> None:
     try:
         with Pool.open(PoolConfig("b", base / "pool", scope=PoolScope.SHARED, background=False)) as pool:
             volume = pool.create_volume(CreateVolume("v", 1 << 20, filesystem="")).id
-            pool.register_node("n1", limit=10)
+            pool.attachments.register_node("n1", limit=10)
 
             def pair() -> None:
-                pool.attach(volume, "n1", "SINGLE_NODE_WRITER")
-                pool.detach(volume, "n1")
+                pool.attachments.attach(volume, "n1", "SINGLE_NODE_WRITER")
+                pool.attachments.detach(volume, "n1")
 
             def bare() -> None:
                 fsynced_rename(base)

@@ -41,10 +41,10 @@ def main() -> None:
         second = pool.create_snapshot(CreateSnapshot("b", volume.id))
 
         started = time.perf_counter()
-        told = sum(1 for _ in pool.changed(first.id, second.id).ranges)
+        told = sum(1 for _ in pool.blocks.changed(first.id, second.id).ranges)
         took = time.perf_counter() - started
         started = time.perf_counter()
-        allocated = sum(1 for _ in pool.allocated(second.id).ranges)
+        allocated = sum(1 for _ in pool.blocks.allocated(second.id).ranges)
         took_allocated = time.perf_counter() - started
         started = time.perf_counter()
         for cut in (first, second):
@@ -54,7 +54,7 @@ def main() -> None:
         bare = time.perf_counter() - started
 
         tracemalloc.start()
-        for _ in pool.changed(first.id, second.id).ranges:
+        for _ in pool.blocks.changed(first.id, second.id).ranges:
             pass
         peak = tracemalloc.get_traced_memory()[1]
         record("10,000 changed extents of 1 TiB", f"{took:.2f} s", took <= 1)

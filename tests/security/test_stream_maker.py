@@ -77,7 +77,7 @@ def imported(pool, content, tmp_path, **request):
 
 
 def is_untouched(pool):
-    return pool.volumes().items == () and unfinished(pool) == [] and os.listdir(pool.directory / "tmp") == []
+    return pool.volumes.page().items == () and unfinished(pool) == [] and os.listdir(pool.directory / "tmp") == []
 
 
 # --- headers -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_stream_without_identity_does_not_pass_for_the_content_of_a_volume(poo
     there = pool.create_volume(CreateVolume("v", 8 * MIB))
     with pytest.raises(MoorageError):
         imported(pool, stream({**IMAGE, "source": "", "size_bytes": 64 * MIB}), tmp_path)
-    assert pool.volume(there.id).size_bytes == 8 * MIB
+    assert pool.volumes.get(there.id).size_bytes == 8 * MIB
 
 
 def test_an_archive_does_not_take_the_place_of_an_image(pool, tmp_path):
@@ -153,14 +153,14 @@ FRAMES = {
 def test_frames_write_nothing_outside_of_the_volume(pool, tmp_path, frames):
     with pytest.raises(StreamDamaged):
         imported(pool, stream(IMAGE, frames), tmp_path)
-    assert pool.volumes().items == ()
+    assert pool.volumes.page().items == ()
 
 
 @pytest.mark.parametrize("tail", [b"{}", b"[" * 500_000, b'{"frames":0,"data_bytes":0,"chain":"00"}'])
 def test_a_trailer_that_does_not_fit_makes_no_volume(pool, tmp_path, tail):
     with pytest.raises(StreamDamaged):
         imported(pool, stream(IMAGE, [(DATA, 0, b"x")], tail), tmp_path)
-    assert pool.volumes().items == ()
+    assert pool.volumes.page().items == ()
 
 
 # --- archives ----------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ async def test_nested_directories_stop_neither_the_upkeep_nor_the_next_start_of_
         async with asyncio.timeout(60):
             while os.listdir(place / "tmp") + os.listdir(place / "trash"):
                 await asyncio.sleep(0.05)
-        assert parts.pools.named().pool_health() == ()
+        assert parts.pools.named().health.pool() == ()
         other = (await caller.create("w", parameters={"kind": "directory"})).volume_id
         await caller.delete(other)
         async with asyncio.timeout(30):  # the thread that reclaims is still there
@@ -307,15 +307,15 @@ def test_what_cannot_be_removed_is_reported_and_left_and_the_pool_opens(disk, ho
     mounts.bind(host_files, place / "data" / "here")
     try:
         with Pool.open(config) as pool:
-            (entry,) = pool.pool_health()
+            (entry,) = pool.health.pool()
             assert entry.reason == "CannotReclaim"
             assert str(place) in entry.message
-            assert pool.health(pool.create_volume(CreateVolume("w", required_bytes=MIB)).id) == ()
+            assert pool.health.of(pool.create_volume(CreateVolume("w", required_bytes=MIB)).id) == ()
     finally:
         mounts.unmount(place / "data" / "here")
     assert (host_files / "secret").read_text() == SECRET
     with Pool.open(config) as pool:
-        assert pool.pool_health() == ()
+        assert pool.health.pool() == ()
     assert not place.exists()
 
 
@@ -333,9 +333,9 @@ def test_any_exception_leaves_the_thread_that_reclaims_alive(tmp_path, monkeypat
             assert seen.wait(10)
         pool.delete_volume(pool.create_volume(CreateVolume("v", required_bytes=MIB)).id)
         deadline = time.monotonic() + 30
-        while pool.trash() and time.monotonic() < deadline:
+        while pool.trash.listed() and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert pool.trash() == []
+        assert pool.trash.listed() == []
 
 
 # --- special files -----------------------------------------------------------------------------
@@ -407,7 +407,7 @@ async def test_a_pod_does_not_start_while_its_volume_is_copied_at_rest(disk, tmp
 def test_a_volume_is_not_copied_or_deleted_while_it_is_staged(pool, monkeypatch):
     monkeypatch.setattr("moorage.storage.layout._LOCK_WAIT_S", 0.1)
     volume = pool.create_volume(CreateVolume("v", required_bytes=MIB, kind=VolumeKind.DIRECTORY))
-    with pool.held(volume.id, shared=True), pool.held(volume.id, shared=True):
+    with pool.volumes.locked(volume.id, shared=True), pool.volumes.locked(volume.id, shared=True):
         with pytest.raises(Busy):
             pool.create_snapshot(CreateSnapshot("s", volume.id))
         with pytest.raises(Busy):

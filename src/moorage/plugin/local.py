@@ -76,7 +76,7 @@ def unmount(pool: Pool, volume: Volume, path: str) -> bool:
         # Others may be the plugin's pods: what they use stays.
         staging.ensure_unstaged(volume.id, here, target, [pool.directory], others_may_use=True)
     if pool.config.scope is PoolScope.SHARED and not observe(here).mounts:
-        pool.detach(volume.id, _node_id())
+        pool.attachments.detach(volume.id, _node_id())
     return was_there
 
 
@@ -103,11 +103,11 @@ def places(pool: Pool, volume: Volume) -> tuple[list[str], list[str]]:
 def check(pool: Pool, ident: str) -> list[VolumeCheck]:
     """Look at the record, the data and the filesystem; nothing is changed."""
     try:
-        volume = pool.volume(ident)
+        volume = pool.volumes.get(ident)
     except MoorageError as error:
         return [VolumeCheck("record", False, str(error))]
     found = [VolumeCheck("record", True)]
-    signs = pool.health(volume.id)
+    signs = pool.health.of(volume.id)
     found += [_sign("data", sign) for sign in signs] or [VolumeCheck("data", True)]
     if volume.kind is not VolumeKind.IMAGE or not volume.data.is_file():
         return found
@@ -128,7 +128,7 @@ def _sign(what: str, sign: HealthEntry) -> VolumeCheck:
 
 def _check_filesystem(pool: Pool, volume: Volume) -> list[VolumeCheck]:
     content = probe_known(volume.data)
-    if pool.is_half_formatted(volume.id):
+    if pool.volumes.is_half_formatted(volume.id):
         return [VolumeCheck("filesystem", True, "its first format was interrupted; the next mount formats it again")]
     if content is None:
         if not staging.is_blank(volume.data):
@@ -196,9 +196,9 @@ def _node_id() -> str:
 def _attach(pool: Pool, volume: Volume, read_only: bool) -> None:
     """In a shared pool a mount needs the volume's attachment, as a node's does: others are kept away by it."""
     node = _node_id()
-    others = [held.node_id for held in pool.attachments(volume.id) if held.node_id != node]
+    others = [held.node_id for held in pool.attachments.of_volume(volume.id) if held.node_id != node]
     if others and volume.kind is VolumeKind.IMAGE:
         raise AttachedElsewhere(f"volume {volume.id} is attached to {', '.join(others)}; detach it there first")
-    pool.register_node(node)
+    pool.attachments.register_node(node)
     mode = "MULTI_NODE_MULTI_WRITER" if volume.kind is VolumeKind.DIRECTORY else "SINGLE_NODE_WRITER"
-    pool.attach(volume.id, node, mode, read_only)
+    pool.attachments.attach(volume.id, node, mode, read_only)

@@ -124,7 +124,7 @@ def _prepare(parts: PluginContext) -> None:
         return
     if parts.settings.is_shared:
         for pool in parts.pools:
-            pool.register_node(parts.settings.node_id, parts.settings.max_volumes_per_node)
+            pool.attachments.register_node(parts.settings.node_id, parts.settings.max_volumes_per_node)
     ephemeral.sweep(parts)
     recovery.release_loops(parts)
 

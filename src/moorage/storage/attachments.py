@@ -218,7 +218,7 @@ class Attachments:
 
         _Cas(os.path.join(directory, DIRECTORY)).swap(change)
 
-    def attachments(self, volume_id: str) -> list[Attachment]:
+    def of_volume(self, volume_id: str) -> list[Attachment]:
         """Who has the volume now."""
         self._check_volume(volume_id)
         with self._changing(f"read attachments of {volume_id}"):
@@ -230,7 +230,7 @@ class Attachments:
 
     def verify(self, volume_id: str, node_id: str, token: int) -> Attachment:
         """The node's attachment, if the token is its present one."""
-        for held in self.attachments(volume_id):
+        for held in self.of_volume(volume_id):
             if held.node_id == node_id:
                 if held.token == token:
                     return held

@@ -68,7 +68,7 @@ def volume_named(pool: Pool, text: str) -> Volume:
 
     Raises UsageError if several volumes were made for that claim, one after the other.
     """
-    found = pool.find_volume(text) or pool.find_volume(_id_or_nothing(text)) or _volume_of_claim(pool, text)
+    found = pool.volumes.find(text) or pool.volumes.find(_id_or_nothing(text)) or _volume_of_claim(pool, text)
     if found is None:
         raise VolumeNotFound(text, pool.name)
     return found
@@ -80,12 +80,12 @@ def _volume_of_claim(pool: Pool, text: str) -> Volume | None:
     found = [row.id for row in overview(pool) if row.claim == text]
     if len(found) > 1:
         raise UsageError(f"several volumes were made for the claim {text}: {', '.join(found)}; name one of them")
-    return pool.find_volume(found[0]) if found else None
+    return pool.volumes.find(found[0]) if found else None
 
 
 def snapshot_named(pool: Pool, text: str) -> Snapshot:
     """A snapshot by its id or name."""
-    found = pool.find_snapshot(text) or pool.find_snapshot(_id_or_nothing(text))
+    found = pool.snapshots.find(text) or pool.snapshots.find(_id_or_nothing(text))
     if found is None:
         raise SnapshotNotFound(text, pool.name)
     return found
@@ -99,8 +99,8 @@ def source_named(pool: Pool, text: str) -> Volume | Snapshot:
     if slash and what == "snapshot":
         return snapshot_named(pool, name)
     ident = _id_or_nothing(text)
-    volume = pool.find_volume(text) or pool.find_volume(ident)
-    snapshot = pool.find_snapshot(text) or pool.find_snapshot(ident)
+    volume = pool.volumes.find(text) or pool.volumes.find(ident)
+    snapshot = pool.snapshots.find(text) or pool.snapshots.find(ident)
     if volume is not None and snapshot is not None:
         raise UsageError(f"{text!r} is a volume and a snapshot; say volume/{text} or snapshot/{text}")
     found = volume or snapshot or _volume_of_claim(pool, text)
@@ -119,7 +119,7 @@ def snapshot_for_export(pool: Pool, volume: Volume, kept: str = "") -> Iterator[
 
     `kept` is the id of one that an earlier try left behind.
     """
-    found = pool.find_snapshot(kept) if is_id(kept) else None
+    found = pool.snapshots.find(kept) if is_id(kept) else None
     if found is None or found.volume_id != volume.id:
         name = f"export-{volume.id[:40]}-{secrets.token_hex(6)}"
         found = pool.create_snapshot(CreateSnapshot(name, volume.id, parameters={FOR_EXPORT: "true"}))

@@ -32,24 +32,24 @@ class Pools:
         return found
 
     def of_volume(self, ident: str) -> Pool | None:
-        return next((pool for pool in self if pool.find_volume(ident) is not None), None)
+        return next((pool for pool in self if pool.volumes.find(ident) is not None), None)
 
     def of_sick_volume(self, ident: str) -> Pool | None:
         """The pool to ask for a volume's health: also one that cannot be read, if no other has the volume."""
         suspect = None
         for pool in self:
             try:
-                if pool.find_volume(ident) is not None:
+                if pool.volumes.find(ident) is not None:
                     return pool
             except (StorageError, HostError):
                 suspect = suspect or pool
         return suspect
 
     def of_snapshot(self, ident: str) -> Pool | None:
-        return next((pool for pool in self if pool.find_snapshot(ident) is not None), None)
+        return next((pool for pool in self if pool.snapshots.find(ident) is not None), None)
 
     def of_group(self, ident: str) -> Pool | None:
-        return next((pool for pool in self if pool.find_group(ident) is not None), None)
+        return next((pool for pool in self if pool.snapshots.find_group(ident) is not None), None)
 
     def close(self) -> None:
         for pool in self:

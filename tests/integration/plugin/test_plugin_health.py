@@ -258,12 +258,12 @@ async def the_device_caches_twice(world):
 @brings("IoLimitsNotApplied", NODE)
 async def the_machine_has_no_controller_for_io(world):
     """As after a restart on a kernel without one: the volume's limits are in its record."""
-    world.parts.pools.named().modify_volume(world.volume, {"readIOPS": "100"})
+    world.parts.pools.named().volumes.modify(world.volume, {"readIOPS": "100"})
     had = dict(vars(world.parts.cgroups))
     vars(world.parts.cgroups).update(vars(IoCgroups(world.scratch)))
     yield
     vars(world.parts.cgroups).update(had)
-    world.parts.pools.named().modify_volume(world.volume, {"readIOPS": "0"})
+    world.parts.pools.named().volumes.modify(world.volume, {"readIOPS": "0"})
 
 
 # --- the test ----------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ def mounted():
         device = loop.attach(volume.data)
         try:
             if filesystems.content_of(device.path) is None:
-                pool.format_begin(volume.id)
+                pool.volumes.format_begin(volume.id)
                 filesystems.mkfs(device.path, volume.filesystem)
-                pool.format_end(volume.id)
+                pool.volumes.format_end(volume.id)
             filesystems.check(device.path, volume.filesystem)
             if volume.filesystem == "ext4":  # growing it mounted needs a capability that not every root has
                 filesystems.grow(device.path, "ext4", None)

@@ -65,13 +65,13 @@ def test_a_delta_turns_the_old_copy_into_the_new(pool, seed):
         cuts.append(pool.create_snapshot(CreateSnapshot(f"s{n}", volume.id)))
     for base, target in [(0, 1), (0, 3), (1, 2), (2, 3)]:
         old, new = cuts[base].data.read_bytes(), cuts[target].data.read_bytes()
-        diff = pool.changed(cuts[base].id, cuts[target].id)
+        diff = pool.blocks.changed(cuts[base].id, cuts[target].id)
         assert diff.size_bytes == len(new)
         assert diff.method == ("extents" if pool.copies_by_reflink else "content")
         told = list(diff.ranges)
         assert apply(old, new, told, len(new)) == new
         assert sum(piece.length for piece in told) < len(new)
-    full = pool.allocated(cuts[3].id)
+    full = pool.blocks.allocated(cuts[3].id)
     new = cuts[3].data.read_bytes()
     assert apply(b"", new, full.ranges, len(new)) == new
 
@@ -81,13 +81,13 @@ def test_a_stream_resumes_where_it_stopped(pool):
     first = pool.create_snapshot(CreateSnapshot("a", volume.id))
     scribble(volume.data, random.Random(1), 16 * MIB)
     second = pool.create_snapshot(CreateSnapshot("b", volume.id))
-    whole = list(pool.changed(first.id, second.id).ranges)
+    whole = list(pool.blocks.changed(first.id, second.id).ranges)
     for start in (0, 1, whole[2].offset, whole[2].offset + 5, whole[2].end, 16 * MIB - 1, 16 * MIB):
-        again = list(pool.changed(first.id, second.id, start).ranges)
+        again = list(pool.blocks.changed(first.id, second.id, start).ranges)
         assert all(piece.end > start for piece in again)
         covered = {(piece.offset, piece.end) for piece in whole if piece.end > start}
         assert [piece.end for piece in again] == sorted(end for _, end in covered)
-        allocated = list(pool.allocated(second.id, start).ranges)
+        allocated = list(pool.blocks.allocated(second.id, start).ranges)
         assert all(piece.end > start for piece in allocated)
 
 
@@ -96,7 +96,7 @@ def test_nothing_changed_is_nothing_told(pool):
     scribble(volume.data, random.Random(7), 16 * MIB)
     first = pool.create_snapshot(CreateSnapshot("a", volume.id))
     second = pool.create_snapshot(CreateSnapshot("b", volume.id))
-    assert list(pool.changed(first.id, second.id).ranges) == []
+    assert list(pool.blocks.changed(first.id, second.id).ranges) == []
 
 
 def test_what_cannot_be_compared_is_refused_by_name(pool):
@@ -107,11 +107,11 @@ def test_what_cannot_be_compared_is_refused_by_name(pool):
     second = pool.create_snapshot(CreateSnapshot("b", other.id))
     third = pool.create_snapshot(CreateSnapshot("c", tree.id))
     with pytest.raises(InvalidValue, match="base_snapshot_id"):
-        pool.changed(first.id, second.id)
+        pool.blocks.changed(first.id, second.id)
     with pytest.raises(InvalidValue, match="directory"):
-        pool.allocated(third.id)
+        pool.blocks.allocated(third.id)
     with pytest.raises(SnapshotNotFound):
-        pool.changed(first.id, "no-such")
+        pool.blocks.changed(first.id, "no-such")
     for start in (-1, MIB + 1):
         with pytest.raises(SizeOutOfRange, match="starting_offset"):
-            pool.allocated(first.id, start)
+            pool.blocks.allocated(first.id, start)

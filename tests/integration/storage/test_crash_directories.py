@@ -36,7 +36,7 @@ STORIES = {
     "group": lambda p: p.create_group("new", [KEPT, id_from("doomed")]),
     "delete group": lambda p: p.delete_group(id_from("group")),
     "delete": lambda p: p.delete_volume(id_from("doomed")),
-    "undelete": lambda p: p.find_volume(id_from("gone")) or p.undelete("gone"),
+    "undelete": lambda p: p.volumes.find(id_from("gone")) or p.undelete("gone"),
 }
 
 
@@ -48,13 +48,13 @@ def told(pool):
             subvolumes.is_subvolume(os.fspath(volume.data)),
             volume.size_enforced,
             subvolumes.has_lost_limit(os.fspath(volume.data)),
-            pool.health(volume.id),
+            pool.health.of(volume.id),
             _files(volume.data),
         )
-        for volume in pool.volumes().items
+        for volume in pool.volumes.page().items
     }
-    cuts = {cut.name: (cut.size_bytes, _files(cut.data)) for cut in pool.snapshots().items}
-    return volumes, cuts, sorted(item.name for item in pool.trash()), os.listdir(pool.directory / "tmp")
+    cuts = {cut.name: (cut.size_bytes, _files(cut.data)) for cut in pool.snapshots.page().items}
+    return volumes, cuts, sorted(item.name for item in pool.trash.listed()), os.listdir(pool.directory / "tmp")
 
 
 def _files(place):

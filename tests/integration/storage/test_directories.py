@@ -119,7 +119,7 @@ def test_the_size_is_enforced_or_said_not_to_be(pool):
     volume = pool.create_volume(directory("v"))
     if pool.filesystem == "btrfs":
         assert volume.size_enforced
-        assert pool.health(volume.id) == ()
+        assert pool.health.of(volume.id) == ()
         with pytest.raises(OSError, match="quota"):
             write(volume.data / "big", 100)
         (volume.data / "big").unlink()
@@ -127,7 +127,7 @@ def test_the_size_is_enforced_or_said_not_to_be(pool):
         write(volume.data / "big", 100)
     else:
         assert not volume.size_enforced
-        (entry,) = pool.health(volume.id)
+        (entry,) = pool.health.of(volume.id)
         assert entry.reason == "SizeNotEnforced"
         assert "size not enforced" in entry.message
 
@@ -164,7 +164,7 @@ def test_a_project_holds_a_directory_where_the_kernel_has_them(xfs_pool_dir, mon
     with Pool.open(PoolConfig("default", xfs_pool_dir / "pool", background=False)) as pool:
         one, two = pool.create_volume(directory("one")), pool.create_volume(directory("two"))
         assert one.size_enforced
-        assert pool.health(one.id) == ()
+        assert pool.health.of(one.id) == ()
         (one.data / "sub").mkdir()
         (one.data / "sub" / "file").write_text("x")
         projects = [project_of(each.data) for each in (one, two)]
@@ -176,10 +176,10 @@ def test_a_project_holds_a_directory_where_the_kernel_has_them(xfs_pool_dir, mon
 
         kernel.refuses = True
         three = pool.create_volume(directory("three"))
-        assert [entry.reason for entry in pool.health(three.id)] == ["SizeNotEnforced"]
+        assert [entry.reason for entry in pool.health.of(three.id)] == ["SizeNotEnforced"]
         kernel.refuses = False
         pool.expand_volume(three.id, 128 * MIB)
-        assert pool.health(three.id) == ()
+        assert pool.health.of(three.id) == ()
 
 
 def test_a_directory_in_use_is_copied_in_one_moment_or_refused(pool, tmp_path):

@@ -98,7 +98,7 @@ def test_a_copy_longer_than_its_bound_is_no_snapshot(ext4_pool_dir, mounted, tmp
             failpoint(lambda step: wait_thawed(place) if step == "cut.copied" else None)
             with pytest.raises(FreezeBroken):
                 pool.create_snapshot(CreateSnapshot("s", volume.id, in_use=InUse.FREEZE))
-        assert pool.find_snapshot(id_from("s")) is None
+        assert pool.snapshots.find(id_from("s")) is None
         assert os.listdir(pool.directory / "tmp") == []
         assert os.listdir(pool.directory / "frozen") == []
 
@@ -131,7 +131,7 @@ def test_a_killed_plugin_leaves_nothing_frozen(config, mounted, tmp_path, guard_
                 wait_thawed(place)
                 assert os.listdir(again.directory / "frozen") == []
                 assert os.listdir(again.directory / "tmp") == []
-                assert again.find_snapshot(id_from("s")) is None
+                assert again.snapshots.find(id_from("s")) is None
                 again.create_snapshot(CreateSnapshot("s", volume.id))
 
 

@@ -183,9 +183,9 @@ def _controller(directory, volume, node, rounds, log):
     with opened(directory) as pool:
         for _ in range(rounds):
             with contextlib.suppress(AttachedElsewhere, Busy), a_brick_may_die():
-                held = pool.attach(volume, node, ONE)
+                held = pool.attachments.attach(volume, node, ONE)
                 os.write(log, f"{held.token} {node}\n".encode())
-                pool.detach(volume, node)
+                pool.attachments.detach(volume, node)
 
 
 @contextlib.contextmanager
@@ -203,36 +203,36 @@ def test_a_pool_lives_on_it_while_a_brick_dies(gluster, tmp_path):
     here, there = gluster.mounts
     with opened(here / "pool", owner=True) as pool, opened(there / "pool") as other:
         for n in range(4):
-            pool.register_node(f"n{n}")
+            pool.attachments.register_node(f"n{n}")
         volume = pool.create_volume(CreateVolume("v", 4 * MIB, filesystem=""))
         with open(volume.data, "r+b") as data:
             data.write(b"kept")
         tree = pool.create_volume(CreateVolume("d", MIB, kind=VolumeKind.DIRECTORY))
         (tree.data / "f").write_text("x")
         cut = pool.create_snapshot(CreateSnapshot("s", volume.id))
-        assert other.snapshot(cut.id).data.read_bytes()[:4] == b"kept"
+        assert other.snapshots.get(cut.id).data.read_bytes()[:4] == b"kept"
 
         owners = hammered(gluster.mounts, volume.id, tmp_path / "both", lambda: None)
-        pool.detach(volume.id)
+        pool.attachments.detach(volume.id)
         later = hammered(gluster.mounts, volume.id, tmp_path / "dying", gluster.bricks[1].kill)
         assert min(later) > max(owners)
         owners |= later
         assert all(len(nodes) == 1 for nodes in owners.values()), "two nodes were given one token"
         gluster.start_brick(1)  # what its death left half-done can be healed now
         wait_for(lambda: _is_detached(other, volume.id), "a detach that the brick's death disturbed")
-        last = other.attach(volume.id, "n0", ONE)
+        last = other.attachments.attach(volume.id, "n0", ONE)
         assert last.token > max(owners)
         with pytest.raises(Fenced):
-            pool.verify_attachment(volume.id, "n1", max(owners))
+            pool.attachments.verify(volume.id, "n1", max(owners))
         with pytest.raises(AttachedElsewhere):
-            pool.attach(volume.id, "n1", ONE)
-        pool.detach(volume.id)
+            pool.attachments.attach(volume.id, "n1", ONE)
+        pool.attachments.detach(volume.id)
 
         restored = other.create_volume(CreateVolume("r", 4 * MIB, filesystem="", source=Source.snapshot(cut.id)))
-        assert pool.volume(restored.id).data.read_bytes()[:4] == b"kept"
+        assert pool.volumes.get(restored.id).data.read_bytes()[:4] == b"kept"
         assert pool.expand_volume(volume.id, 8 * MIB).size_bytes == 8 * MIB
         assert pool.delete_volume(tree.id)
-        assert pool.damaged() == []
+        assert pool.health.damaged() == []
 
 
 def _racer(directory, volumes, node, gates, answers):
@@ -241,7 +241,7 @@ def _racer(directory, volumes, node, gates, answers):
         for volume in volumes:
             gates.wait(timeout=120)
             try:
-                answers.put((volume, node, pool.attach(volume, node, ONE).token))
+                answers.put((volume, node, pool.attachments.attach(volume, node, ONE).token))
             except AttachedElsewhere:
                 answers.put((volume, node, 0))
             except MoorageError as failed:  # told, so that the other racer need not wait at the gate
@@ -255,7 +255,7 @@ def test_each_volume_goes_to_one_of_two_clients_that_race_while_a_brick_is_dead(
     gates, answers = processes.Barrier(2), processes.Queue()
     with opened(here / "pool", owner=True) as pool, opened(there / "pool") as other:
         for node in ("n0", "n1"):
-            pool.register_node(node)
+            pool.attachments.register_node(node)
         volumes = [pool.create_volume(CreateVolume(f"v{n}", MIB, filesystem="")).id for n in range(60)]
         gluster.bricks[2].kill()
         gluster.bricks[2].wait()
@@ -273,14 +273,14 @@ def test_each_volume_goes_to_one_of_two_clients_that_race_while_a_brick_is_dead(
         for volume in volumes:
             (winner,) = [(node, token) for raced, node, token in told if raced == volume and token]
             for view in (pool, other):
-                assert [(held.node_id, held.token) for held in view.attachments(volume)] == [winner]
-            assert other.detach(volume)
+                assert [(held.node_id, held.token) for held in view.attachments.of_volume(volume)] == [winner]
+            assert other.attachments.detach(volume)
 
 
 def _is_detached(pool, volume):
     with a_brick_may_die():
-        pool.detach(volume)
-        return pool.attachments(volume) == []
+        pool.attachments.detach(volume)
+        return pool.attachments.of_volume(volume) == []
     return False
 
 

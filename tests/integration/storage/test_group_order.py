@@ -100,13 +100,13 @@ def test_a_group_that_fails_at_any_step_is_none_and_lets_its_members_go(xfs_pool
                     (place / "file").write_text(str(wanted))
                 assert os.listdir(pool.directory / "frozen") == []
                 assert os.listdir(pool.directory / "tmp") == []
-                if pool.find_group(id_from("g")) is None:
-                    assert pool.snapshots().items == ()
+                if pool.snapshots.find_group(id_from("g")) is None:
+                    assert pool.snapshots.page().items == ()
                     assert pool.capacity().promised_bytes == promised
             assert {"cut.frozen", "cut.copied", "group.member", "group.record"} <= set(steps)
             assert made is not None
             assert [cut.volume_id for cut in made.snapshots] == sorted(ids)
-            assert len(pool.snapshots().items) == 2
+            assert len(pool.snapshots.page().items) == 2
 
 
 def _failing_at(number, steps):

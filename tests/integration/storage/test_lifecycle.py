@@ -74,7 +74,7 @@ def test_a_volume_in_use_is_not_deleted(pool, tmp_path, mounted):
     volume = pool.create_volume(CreateVolume("v", 64 * MIB))
     with mounted(pool, volume, tmp_path / "m"), pytest.raises(VolumeInUse, match="/dev/loop"):
         pool.delete_volume(volume.id)
-    assert pool.volume(volume.id) == volume
+    assert pool.volumes.get(volume.id) == volume
     with mounted(pool, volume, tmp_path / "m"):
         (volume.data.parent / "volume.json").write_text("damaged")
         with pytest.raises(VolumeInUse):  # whatever its record says
@@ -137,10 +137,10 @@ def test_a_block_volume_in_use_is_copied_where_the_pool_has_reflinks(pool):
 
 def test_a_copy_of_a_half_formatted_volume_is_blank(pool):
     volume = pool.create_volume(CreateVolume("v", 8 * MIB))
-    pool.format_begin(volume.id)
+    pool.volumes.format_begin(volume.id)
     with open(volume.data, "r+b") as image:
         image.write(b"half of a filesystem")
     cut = pool.create_snapshot(CreateSnapshot("s", volume.id))
-    assert pool.is_half_formatted(volume.id)
+    assert pool.volumes.is_half_formatted(volume.id)
     assert cut.data.read_bytes() == bytes(8 * MIB)
     assert cut.kind is VolumeKind.IMAGE

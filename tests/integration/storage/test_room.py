@@ -76,7 +76,7 @@ def test_promises_are_limited_by_the_pool(small):
             pool.create_volume(image("second", room.available_bytes * 3 // 4))
         with pytest.raises(OutOfSpace):
             pool.expand_volume(first.id, room.available_bytes + 50 * MIB)
-        assert pool.volume(first.id) == first
+        assert pool.volumes.get(first.id) == first
         assert pool.capacity().promised_bytes == first.size_bytes
         assert pool.delete_volume(first.id)
         assert pool.capacity().promised_bytes == 0
@@ -113,7 +113,7 @@ def test_a_full_disk_in_the_middle_leaves_nothing_behind(small):
         fill(small / "stranger", free - 60 * MIB)
         with pytest.raises(OutOfSpace, match=r"full|fit"):
             pool.create_volume(image("thick", 300 * MIB, thick=True))
-        assert pool.find_volume(id_from("thick")) is None
+        assert pool.volumes.find(id_from("thick")) is None
         assert os.listdir(pool.directory / "tmp") == []
         assert os.listdir(pool.directory / "volumes") == []
         (small / "stranger").unlink()
@@ -128,14 +128,14 @@ def test_changes_on_a_full_disk_fail_whole(make_filesystem):
         made = pool.create_volume(image("v", MIB))
         fill_up(small / "stranger")
         for call in (
-            lambda: pool.modify_volume(made.id, {"readIOPS": "5"}),
+            lambda: pool.volumes.modify(made.id, {"readIOPS": "5"}),
             lambda: pool.expand_volume(made.id, 2 * MIB),
             lambda: pool.create_volume(image("w", MIB)),
             lambda: pool.create_snapshot(CreateSnapshot("s", made.id)),
         ):
             with pytest.raises(OutOfSpace):
                 call()
-        assert pool.volume(made.id) == made
+        assert pool.volumes.get(made.id) == made
         assert sorted(os.listdir(made.data.parent)) == ["data", "lock", "volume.json"]
         assert os.listdir(pool.directory / "tmp") == []
         assert pool.delete_volume(made.id)  # deleting needs no room
@@ -163,13 +163,13 @@ def test_trash_is_reclaimed_oldest_first_when_room_is_needed(make_filesystem):
             pool.delete_volume(made.id)
         room = pool.capacity()
         assert room.reclaimable_bytes >= 390 * MIB
-        assert [item.name for item in pool.trash()] == ["old", "young"]
+        assert [item.name for item in pool.trash.listed()] == ["old", "young"]
         assert pool.sweep() == 0  # their time is not over
         pool.create_volume(image("new", 300 * MIB, thick=True))
-        assert [item.name for item in pool.trash()] == ["young"]
+        assert [item.name for item in pool.trash.listed()] == ["young"]
         assert pool.undelete("young") == id_from("young")
-        assert pool.trash() == []
-        assert pool.volume(id_from("young")).size_bytes == 200 * MIB
+        assert pool.trash.listed() == []
+        assert pool.volumes.get(id_from("young")).size_bytes == 200 * MIB
 
 
 def test_a_pod_that_writes_never_meets_a_pool_full_of_deleted_volumes(make_filesystem):
@@ -178,9 +178,9 @@ def test_a_pod_that_writes_never_meets_a_pool_full_of_deleted_volumes(make_files
         for name in ("old", "young"):
             pool.delete_volume(pool.create_volume(image(name, 150 * MIB, thick=True)).id)
         made = pool.create_volume(image("busy", 400 * MIB))
-        assert [item.name for item in pool.trash()] == ["old", "young"]  # a promise takes nothing from the trash
+        assert [item.name for item in pool.trash.listed()] == ["old", "young"]  # a promise takes nothing from the trash
         fill(made.data, 400 * MIB)  # more than is free; raises if the disk is full
-        assert [item.name for item in pool.trash() if item.name == "old"] == []
+        assert [item.name for item in pool.trash.listed() if item.name == "old"] == []
     with Pool.open(PoolConfig("small", directory / "pool", background=False)) as pool:
         assert pool.capacity().available_bytes < 200 * MIB
 
@@ -192,7 +192,7 @@ def test_deleted_volumes_count_as_room_and_are_kept_for_a_day(make_filesystem):
         made = pool.create_volume(image("v", 200 * MIB, thick=True))
         pool.delete_volume(made.id)
         assert pool.capacity().available_bytes >= before - MIB
-        (item,) = pool.trash()
+        (item,) = pool.trash.listed()
         assert item.expires_ns - item.deleted_ns == 24 * 3600 * 10**9
         assert pool.sweep() == 0
         assert pool.undelete("v") == made.id
@@ -211,21 +211,21 @@ def test_a_read_only_pool_says_so(small):
             ):
                 with pytest.raises(PoolReadOnly, match="is read-only"):
                     call()
-            assert pool.volume(made.id) == made
-            assert pool.pool_health()[0].reason == "PoolReadOnly"
+            assert pool.volumes.get(made.id) == made
+            assert pool.health.pool()[0].reason == "PoolReadOnly"
         finally:
             mounts.remount(small, "", ["rw"])
-        assert pool.pool_health() == ()
+        assert pool.health.pool() == ()
         assert pool.delete_volume(made.id)
 
 
 def test_a_nearly_full_pool_is_degraded_until_it_is_not(small):
     with open_pool(small) as pool:
         made = pool.create_volume(image("v", MIB))
-        assert pool.health(made.id) == ()
+        assert pool.health.of(made.id) == ()
         fill(small / "stranger", pool.capacity().free_bytes - 10 * MIB)
-        assert [entry.reason for entry in pool.health(made.id)] == ["PoolNearlyFull"]
-        assert [sick.volume_id for sick in pool.unhealthy().items] == [made.id]
+        assert [entry.reason for entry in pool.health.of(made.id)] == ["PoolNearlyFull"]
+        assert [sick.volume_id for sick in pool.health.unhealthy().items] == [made.id]
         (small / "stranger").unlink()
         os.sync()
-        wait_until(lambda: pool.health(made.id) == ())
+        wait_until(lambda: pool.health.of(made.id) == ())

@@ -53,7 +53,7 @@ async def test_devices_mounts_temporary_files_and_trash_are_found_and_removed_on
     mounts.mount(busy.path, tmp_path / "m", "ext4")
     (pool.directory / "tmp" / "volume-dead").mkdir()
     pool.create_volume(CreateVolume("old", 8 * MIB, mutable={"trashRetention": "1s"}))
-    pool.delete_volume(pool.volumes().items[1].id)
+    pool.delete_volume(pool.volumes.page().items[1].id)
     pool.create_snapshot(CreateSnapshot("export-x", left.id, parameters={FOR_EXPORT: "true"}))
     past = time.time() - 90000
     os.utime(pool.directory / "tmp" / "volume-dead", (past, past))
@@ -76,8 +76,8 @@ async def test_devices_mounts_temporary_files_and_trash_are_found_and_removed_on
     assert kinds(answer, "removed") == ["export-snapshot", "loop-device"]
     assert loop.wait_detached(stale)
     assert [device.number for device in loop.find(used.data)] == [busy.number]
-    assert {volume.name for volume in pool.volumes().items} == {"left", "used"}
-    assert pool.snapshots().items == ()
+    assert {volume.name for volume in pool.volumes.page().items} == {"left", "used"}
+    assert pool.snapshots.page().items == ()
     code, answer, _ = await gc("--pool", pool.directory, "--yes", "--grace", "0s")
     assert answer["findings"] == []
     mounts.unmount(tmp_path / "m")
@@ -120,7 +120,7 @@ async def test_volumes_objects_and_attachments_without_each_other_are_found(pool
         _, answer, _ = await gc(*where)
         held = {(found["kind"], found["id"]): found["held"] for found in answer["findings"]}
         assert held[("volume", lost.id)] == ""
-        assert "made by hand" in held[("volume", pool.volumes().items[0].id)]
+        assert "made by hand" in held[("volume", pool.volumes.page().items[0].id)]
         assert held[("attachment", "va")] == ""
         assert ("volume", owned.id) not in held
 
@@ -129,7 +129,7 @@ async def test_volumes_objects_and_attachments_without_each_other_are_found(pool
         assert code == 0
         assert await client.find(VolumeAttachment, "va") is None
         assert await client.find(PersistentVolume, "pv-owned") is not None
-    assert {volume.name for volume in pool.volumes().items} == {"pvc-owned", "by hand"}
+    assert {volume.name for volume in pool.volumes.page().items} == {"pvc-owned", "by hand"}
     assert pool.undelete("pvc-lost") == lost.id  # it was kept in the trash, should the cluster have been the wrong one
 
 

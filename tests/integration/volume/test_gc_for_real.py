@@ -132,8 +132,8 @@ async def test_a_shared_pool_gives_back_what_a_node_had_that_is_gone(shared, clu
     for name, node in (("a", "gone"), ("b", NODE), ("c", "by-hand-desk"), ("d", "gone"), ("e", "gone")):
         volume = made[name] = shared.create_volume(CreateVolume(f"pvc-{name}", 8 * MIB))
         await client.create(PersistentVolume, pv_of(f"pv-{name}", volume.id))
-        shared.register_node(node)
-        shared.attach(volume.id, node, "SINGLE_NODE_WRITER")
+        shared.attachments.register_node(node)
+        shared.attachments.attach(volume.id, node, "SINGLE_NODE_WRITER")
         if name != "e":
             _age(shared, volume.id)
     in_use = loop.attach(made["d"].data)
@@ -144,7 +144,7 @@ async def test_a_shared_pool_gives_back_what_a_node_had_that_is_gone(shared, clu
     flags = ("--pool", shared.directory, *where)
 
     def nodes(name):
-        return [each.node_id for each in shared.attachments(made[name].id)]
+        return [each.node_id for each in shared.attachments.of_volume(made[name].id)]
 
     try:
         _, answer = await gc(*flags)
@@ -156,7 +156,7 @@ async def test_a_shared_pool_gives_back_what_a_node_had_that_is_gone(shared, clu
         assert "in use" in held(answer, f"{made['d'].id} gone")
         assert "younger" in held(answer, f"{made['e'].id} gone")
         assert [nodes(name) for name in "abcde"] == [[], [NODE], ["by-hand-desk"], ["gone"], ["gone"]]
-        again = shared.attach(made["a"].id, NODE, "SINGLE_NODE_WRITER")  # the next node gets it
+        again = shared.attachments.attach(made["a"].id, NODE, "SINGLE_NODE_WRITER")  # the next node gets it
         assert again.node_id == NODE
     finally:
         loop.detach(in_use)

@@ -112,7 +112,7 @@ def test_every_kind_of_file_comes_back_as_it_was(pools, tmp_path):
     assert done.volume.kind is VolumeKind.DIRECTORY
     assert (done.volume.name, done.volume.size_bytes) == ("d", 64 * MIB)
     assert told(done.volume.data) == before
-    assert there.volume(done.volume.id).data.is_dir()
+    assert there.volumes.get(done.volume.id).data.is_dir()
     assert unfinished(there) == []
 
 
@@ -189,7 +189,7 @@ def test_a_stream_that_was_cut_or_changed_leaves_no_volume_and_can_come_again(po
     (tmp_path / "changed").write_bytes(raw[: 2 * MIB] + bytes([raw[2 * MIB] ^ 1]) + raw[2 * MIB + 1 :])
     with pytest.raises(StreamDamaged):
         imported(there, tmp_path / "changed")
-    assert there.volumes().items == ()
+    assert there.volumes.page().items == ()
     assert told(imported(there, tmp_path / "stream").volume.data) == told(volume.data)
     with pytest.raises(NameTaken):
         imported(there, tmp_path / "stream")
@@ -265,7 +265,7 @@ def test_a_person_sends_a_directory_from_pool_to_pool(pools):
     got = _moorage(there, "import", "-", "--name", "e", "-o", "json", input=sent.stdout)
     assert got.returncode == 0, got.stderr
     assert json.loads(got.stdout)["volume"]["kind"] == "directory"
-    assert told(there.volume(id_from("e")).data) == told(volume.data)
+    assert told(there.volumes.get(id_from("e")).data) == told(volume.data)
 
     here.create_snapshot(CreateSnapshot("monday", volume.id))
     refused = _moorage(here, "export", "monday", "-", "--since", "monday")

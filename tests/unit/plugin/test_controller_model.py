@@ -297,13 +297,13 @@ class ControllerModel(Machine):
         listed = {entry.volume.volume_id: entry.volume.capacity_bytes for entry in volumes}
         assert listed == {known.ident: known.size for known in self.volumes.values()}
         for known in self.volumes.values():
-            assert dict(self.pool.volume(known.ident).mutable) == known.mutable
+            assert dict(self.pool.volumes.get(known.ident).mutable) == known.mutable
         snapshots = self.do(self.client.ListSnapshots(pb.ListSnapshotsRequest())).entries
         expected = {known.ident: "" for known in self.snapshots.values()}
         for group in self.groups.values():
             expected |= dict.fromkeys(group.members, group.ident)
         assert {each.snapshot.snapshot_id: each.snapshot.group_snapshot_id for each in snapshots} == expected
-        kept = sorted(item.id for item in self.pool.trash() if item.what == "volume")
+        kept = sorted(item.id for item in self.pool.trash.listed() if item.what == "volume")
         assert kept == sorted(known.ident for known in itertools.chain(*self.trash.values()))
 
 
@@ -333,7 +333,7 @@ class AttachModel(Machine):
 
     def start(self) -> None:
         super().start()
-        self.pool.register_node("m", NODES["m"])
+        self.pool.attachments.register_node("m", NODES["m"])
 
     @rule(name=NAMES)
     def create(self, name):
@@ -433,10 +433,10 @@ class AttachModel(Machine):
             for node in NODES:
                 token = known.held[node][2] if node in known.held else 0
                 if token:
-                    assert self.pool.verify_attachment(known.ident, node, token).token == token
+                    assert self.pool.attachments.verify(known.ident, node, token).token == token
                 for wrong in {0, token - 1, token + 1, known.highest} - {token}:
                     with pytest.raises(Fenced):
-                        self.pool.verify_attachment(known.ident, node, wrong)
+                        self.pool.attachments.verify(known.ident, node, wrong)
 
 
 def may_share(one, other):

@@ -49,7 +49,7 @@ async def test_the_list_of_the_unwell_pages_past_volumes_of_pods(caller, client,
     pool.create_volume(CreateVolume(name="pod", required_bytes=4 * MIB, ephemeral="/pods/1"))
     made = sorted([(await caller.create(name, size=4 * MIB)).volume_id for name in ("a", "z")])
     for ident in (*made, ids.ephemeral_id_from("pod")):
-        os.truncate(pool.volume(ident).data, MIB)
+        os.truncate(pool.volumes.get(ident).data, MIB)
     found, token = [], ""
     for page in range(2):
         request = pb.ControllerListVolumeHealthRequest(max_entries=1, starting_token=token)
@@ -73,7 +73,7 @@ async def test_a_volume_that_goes_while_it_is_listed_is_left_out(caller, client,
         pool.delete_volume(made["a"])
         return found
 
-    monkeypatch.setattr(pool, "volumes", slow)
+    monkeypatch.setattr(pool.volumes, "page", slow)
     assert [each.volume_id for each in await volumes_of(client)] == [made["b"]]
 
 
@@ -206,10 +206,10 @@ async def test_messages_of_answers_keep_to_the_size_of_a_string(caller, client, 
     volume = (await caller.create("v")).volume_id
     pool = parts.pools.named()
     long = tuple(HealthEntry(HealthStatus.DEGRADED, f"Reason{number}", "ü" * 100) for number in range(2))
-    monkeypatch.setattr(pool, "health", lambda ident: long)
-    monkeypatch.setattr(pool, "pool_health", lambda: long)
+    monkeypatch.setattr(pool.health, "of", lambda ident: long)
+    monkeypatch.setattr(pool.health, "pool", lambda: long)
     monkeypatch.setattr(
-        pool, "unhealthy", lambda after="", limit=0: type(pool.volumes())((VolumeHealth(volume, long),))
+        pool.health, "unhealthy", lambda after="", limit=0: type(pool.volumes.page())((VolumeHealth(volume, long),))
     )
     condition = (await client.ListVolumes(pb.ListVolumesRequest())).entries[0].status.volume_condition
     texts = [condition.message]

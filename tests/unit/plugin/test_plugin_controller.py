@@ -331,7 +331,7 @@ async def test_a_volume_knows_the_claim_that_it_was_made_for(caller, parts):
     names = {"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "data"}
     for parameters, claim in ((names, "shop/data"), ({**names, "csi.storage.k8s.io/pvc/name": ""}, ""), ({}, "")):
         made = await caller.create("v", parameters=parameters)
-        assert parts.pools.named().volume(made.volume_id).claim == claim
+        assert parts.pools.named().volumes.get(made.volume_id).claim == claim
         assert (
             await caller.create("v")
         ).volume_id == made.volume_id  # the claim makes no difference to a repeated call
@@ -350,7 +350,7 @@ async def test_the_class_decides_how_long_a_deleted_volume_can_come_back(caller,
     for volume in (kept, plain, later):
         await caller.delete(volume)
     await asyncio.to_thread(pool.sweep)
-    assert sorted(item.name for item in pool.trash()) == ["kept", "later"]
+    assert sorted(item.name for item in pool.trash.listed()) == ["kept", "later"]
     assert await asyncio.to_thread(pool.undelete, "kept") == kept
     assert (await caller.create("kept")).volume_id == kept
     assert names_of(await client.ListVolumes(pb.ListVolumesRequest())) == [kept]
@@ -411,7 +411,7 @@ async def test_modifying_is_all_or_nothing_and_leaves_other_keys_alone(client, c
         await modify(directIO="true", colour="blue")
     with refused("INVALID_ARGUMENT", "directIO"):
         await modify(readAheadKiB="1", directIO="perhaps")
-    assert dict(parts.pools.named().volume(volume).mutable) == {"readAheadKiB": "64", "directIO": "false"}
+    assert dict(parts.pools.named().volumes.get(volume).mutable) == {"readAheadKiB": "64", "directIO": "false"}
     await modify()
 
 
@@ -428,7 +428,7 @@ async def test_limits_on_a_machine_that_has_none_are_refused_and_nothing_is_chan
                 volume_id=volume, mutable_parameters={"writeIOPS": "1", "readAheadKiB": "128"}
             )
         )
-    assert dict(parts.pools.named().volume(volume).mutable) == {"readAheadKiB": "64"}
+    assert dict(parts.pools.named().volumes.get(volume).mutable) == {"readAheadKiB": "64"}
 
 
 @pytest.mark.parametrize("method", ["ControllerPublishVolume", "ControllerUnpublishVolume"])

@@ -43,7 +43,7 @@ def shared(directory, owner=True):
 def pool(tmp_path):
     with shared(tmp_path / "pool") as opened:
         for node in ("n1", "n2", "n3"):
-            opened.register_node(node)
+            opened.attachments.register_node(node)
         yield opened
 
 
@@ -53,121 +53,121 @@ def volume(pool):
 
 
 def test_a_volume_goes_from_node_to_node_with_a_higher_token(pool, volume):
-    first = pool.attach(volume, "n1", ONE)
-    assert pool.attach(volume, "n1", ONE) == first
+    first = pool.attachments.attach(volume, "n1", ONE)
+    assert pool.attachments.attach(volume, "n1", ONE) == first
     with pytest.raises(AttachedElsewhere, match="n1"):
-        pool.attach(volume, "n2", ONE)
+        pool.attachments.attach(volume, "n2", ONE)
     with pytest.raises(AttachedDifferently):
-        pool.attach(volume, "n1", ONE, readonly=True)
-    assert pool.verify_attachment(volume, "n1", first.token) == first
+        pool.attachments.attach(volume, "n1", ONE, readonly=True)
+    assert pool.attachments.verify(volume, "n1", first.token) == first
 
-    assert pool.detach(volume, "n1")
-    assert not pool.detach(volume, "n1")
-    second = pool.attach(volume, "n2", ONE)
+    assert pool.attachments.detach(volume, "n1")
+    assert not pool.attachments.detach(volume, "n1")
+    second = pool.attachments.attach(volume, "n2", ONE)
     assert second.token > first.token
     with pytest.raises(Fenced, match="not attached to node n1"):
-        pool.verify_attachment(volume, "n1", first.token)
-    pool.detach(volume)
-    third = pool.attach(volume, "n1", ONE)
+        pool.attachments.verify(volume, "n1", first.token)
+    pool.attachments.detach(volume)
+    third = pool.attachments.attach(volume, "n1", ONE)
     with pytest.raises(Fenced, match=f"token {first.token}"):
-        pool.verify_attachment(volume, "n1", first.token)
+        pool.attachments.verify(volume, "n1", first.token)
     assert third.token > second.token
 
 
 def test_readers_and_writers_of_many_nodes(pool, volume):
-    pool.attach(volume, "n1", READERS, readonly=True)
-    pool.attach(volume, "n2", READERS, readonly=True)
+    pool.attachments.attach(volume, "n1", READERS, readonly=True)
+    pool.attachments.attach(volume, "n2", READERS, readonly=True)
     with pytest.raises(AttachedElsewhere):
-        pool.attach(volume, "n3", ONE)
-    assert [held.node_id for held in pool.attachments(volume)] == ["n1", "n2"]
-    assert pool.detach(volume)
-    assert pool.attachments(volume) == []
+        pool.attachments.attach(volume, "n3", ONE)
+    assert [held.node_id for held in pool.attachments.of_volume(volume)] == ["n1", "n2"]
+    assert pool.attachments.detach(volume)
+    assert pool.attachments.of_volume(volume) == []
     single = "MULTI_NODE_SINGLE_WRITER"
-    pool.attach(volume, "n1", single)
-    pool.attach(volume, "n2", single, readonly=True)
+    pool.attachments.attach(volume, "n1", single)
+    pool.attachments.attach(volume, "n2", single, readonly=True)
     with pytest.raises(AttachedElsewhere, match="writes"):
-        pool.attach(volume, "n3", single)
+        pool.attachments.attach(volume, "n3", single)
 
 
 def test_unknown_volumes_and_nodes(pool, volume):
     with pytest.raises(NodeNotFound, match="n9"):
-        pool.attach(volume, "n9", ONE)
+        pool.attachments.attach(volume, "n9", ONE)
     with pytest.raises(VolumeNotFound):
-        pool.attach("no-such", "n1", ONE)
-    assert pool.detach("no-such", "n1") is False
-    assert pool.detach(volume, "n9") is False
-    pool.forget_node("n3")
-    assert set(pool.nodes()) == {"n1", "n2"}
+        pool.attachments.attach("no-such", "n1", ONE)
+    assert pool.attachments.detach("no-such", "n1") is False
+    assert pool.attachments.detach(volume, "n9") is False
+    pool.attachments.forget_node("n3")
+    assert set(pool.attachments.nodes()) == {"n1", "n2"}
 
 
 def test_a_node_that_is_gone_gives_its_volumes_back(pool, volume):
-    held = pool.attach(volume, "n1", ONE)
-    pool.forget_node("n1")
+    held = pool.attachments.attach(volume, "n1", ONE)
+    pool.attachments.forget_node("n1")
     with pytest.raises(AttachedElsewhere, match="n1"):
-        pool.attach(volume, "n2", ONE)
-    assert pool.detach(volume, "n1")
-    assert pool.attach(volume, "n2", ONE).token > held.token
+        pool.attachments.attach(volume, "n2", ONE)
+    assert pool.attachments.detach(volume, "n1")
+    assert pool.attachments.attach(volume, "n2", ONE).token > held.token
 
 
 def test_a_node_takes_no_more_than_its_limit(pool):
-    pool.register_node("small", limit=2)
+    pool.attachments.register_node("small", limit=2)
     volumes = [pool.create_volume(CreateVolume(f"v{n}", MIB, filesystem="")).id for n in range(3)]
-    pool.attach(volumes[0], "small", ONE)
-    pool.attach(volumes[1], "small", ONE)
+    pool.attachments.attach(volumes[0], "small", ONE)
+    pool.attachments.attach(volumes[1], "small", ONE)
     with pytest.raises(LimitReached, match="small"):
-        pool.attach(volumes[2], "small", ONE)
-    assert pool.attachments(volumes[2]) == []
-    assert pool.attach(volumes[1], "small", ONE)  # the same again is not one more
-    pool.detach(volumes[0])
-    pool.attach(volumes[2], "small", ONE)
+        pool.attachments.attach(volumes[2], "small", ONE)
+    assert pool.attachments.of_volume(volumes[2]) == []
+    assert pool.attachments.attach(volumes[1], "small", ONE)  # the same again is not one more
+    pool.attachments.detach(volumes[0])
+    pool.attachments.attach(volumes[2], "small", ONE)
 
 
 def test_an_attached_volume_is_not_deleted_and_a_deleted_one_not_attached(pool, volume):
-    pool.attach(volume, "n1", ONE)
+    pool.attachments.attach(volume, "n1", ONE)
     with pytest.raises(VolumeInUse, match="n1"):
         pool.delete_volume(volume)
-    pool.detach(volume)
+    pool.attachments.detach(volume)
     assert pool.delete_volume(volume)
     with pytest.raises(VolumeNotFound):
-        pool.attach(volume, "n1", ONE)
+        pool.attachments.attach(volume, "n1", ONE)
     pool.undelete("v")
-    assert pool.attach(volume, "n1", ONE).token > 1
+    assert pool.attachments.attach(volume, "n1", ONE).token > 1
 
 
 def test_old_generations_are_removed(pool, volume):
     for _ in range(20):
-        pool.attach(volume, "n1", ONE)
-        pool.detach(volume)
-    assert len(os.listdir(pool.volume(volume).data.parent / "attach")) <= 4
+        pool.attachments.attach(volume, "n1", ONE)
+        pool.attachments.detach(volume)
+    assert len(os.listdir(pool.volumes.get(volume).data.parent / "attach")) <= 4
 
 
 def test_a_state_too_long_for_a_link_is_a_file_and_becomes_a_link_again(pool, volume):
     nodes = [f"node-{number}-{'x' * 200}" for number in range(8)]
-    states = pool.volume(volume).data.parent / "attach"
+    states = pool.volumes.get(volume).data.parent / "attach"
     tokens = []
     for node in nodes:
-        pool.register_node(node)
-        tokens.append(pool.attach(volume, node, READERS).token)
+        pool.attachments.register_node(node)
+        tokens.append(pool.attachments.attach(volume, node, READERS).token)
     assert tokens == sorted(set(tokens))
-    assert {held.node_id for held in pool.attachments(volume)} == set(nodes)
+    assert {held.node_id for held in pool.attachments.of_volume(volume)} == set(nodes)
     assert not (states / str(tokens[-1])).is_symlink()
-    pool.detach(volume)
-    assert pool.attachments(volume) == []
-    token = pool.attach(volume, "n1", ONE).token
+    pool.attachments.detach(volume)
+    assert pool.attachments.of_volume(volume) == []
+    token = pool.attachments.attach(volume, "n1", ONE).token
     assert token > tokens[-1]
     assert (states / str(token)).is_symlink()
     assert [name for name in os.listdir(states) if name.startswith(".")] == []
 
 
 def test_a_state_that_an_earlier_version_wrote_as_a_file_is_believed(pool, volume):
-    states = pool.volume(volume).data.parent / "attach"
+    states = pool.volumes.get(volume).data.parent / "attach"
     states.mkdir(exist_ok=True)
     held = {"n2": {"token": 7, "readonly": False, "mode": ONE}}
     (states / "7").write_text(json.dumps({"nodes": held, "nonce": "a"}))
     with pytest.raises(AttachedElsewhere, match="n2"):
-        pool.attach(volume, "n1", ONE)
-    pool.detach(volume, "n2")
-    assert pool.attach(volume, "n1", ONE).token == 9
+        pool.attachments.attach(volume, "n1", ONE)
+    pool.attachments.detach(volume, "n2")
+    assert pool.attachments.attach(volume, "n1", ONE).token == 9
 
 
 def _controller(directory, seed, rounds, log):
@@ -175,15 +175,15 @@ def _controller(directory, seed, rounds, log):
     chance = random.Random(seed)
     node = f"n{seed % 3 + 1}"
     with shared(directory, owner=False) as pool:
-        volume = pool.volumes().items[0].id
+        volume = pool.volumes.page().items[0].id
         for _ in range(rounds):
             try:
-                held = pool.attach(volume, node, ONE)
+                held = pool.attachments.attach(volume, node, ONE)
             except AttachedElsewhere:
                 continue
             os.write(log, f"{held.token} {node}\n".encode())
             if chance.random() < 0.7:
-                pool.detach(volume, node)
+                pool.attachments.detach(volume, node)
 
 
 def test_no_token_is_ever_given_to_two_nodes(pool, volume, tmp_path):
@@ -202,8 +202,8 @@ def test_no_token_is_ever_given_to_two_nodes(pool, volume, tmp_path):
         owner_of.setdefault(token, set()).add(node)
     assert len(owner_of) > 10
     assert all(len(nodes) == 1 for nodes in owner_of.values())
-    pool.detach(volume)
-    assert pool.attach(volume, "n1", ONE).token > max(int(token) for token in owner_of)
+    pool.attachments.detach(volume)
+    assert pool.attachments.attach(volume, "n1", ONE).token > max(int(token) for token in owner_of)
 
 
 def _mortal(directory, seed, log):
@@ -225,7 +225,7 @@ def test_controllers_that_die_at_any_step_never_share_a_token(pool, volume, tmp_
             mortal.join(timeout=60)
             assert mortal.exitcode in (-9, 0)
         assert any(mortal.exitcode == -9 for mortal in mortals)
-        pool.detach(volume)  # the dead hold nothing for ever
+        pool.attachments.detach(volume)  # the dead hold nothing for ever
     os.close(log)
     owner_of: dict[int, set[str]] = {}
     for line in (tmp_path / "log").read_text().splitlines():
@@ -233,4 +233,4 @@ def test_controllers_that_die_at_any_step_never_share_a_token(pool, volume, tmp_
         owner_of.setdefault(int(token), set()).add(node)
     assert len(owner_of) > 4
     assert all(len(nodes) == 1 for nodes in owner_of.values())
-    assert pool.attach(volume, "n1", ONE).token > max(owner_of)
+    assert pool.attachments.attach(volume, "n1", ONE).token > max(owner_of)

@@ -43,7 +43,7 @@ def pool(tmp_path):
     config = PoolConfig("shared", tmp_path / "pool", scope=PoolScope.SHARED, overcommit=1000.0, background=False)
     with Pool.open(config) as opened:
         for node in ("n1", "n2"):
-            opened.register_node(node)
+            opened.attachments.register_node(node)
         yield opened
 
 
@@ -54,7 +54,7 @@ def volume(pool):
 
 @pytest.fixture
 def states(pool, volume):
-    return pool.volume(volume).data.parent / "attach"
+    return pool.volumes.get(volume).data.parent / "attach"
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_nothing_is_made_under_a_name_that_others_look_up(pool, volume, states, 
 
     assert states.is_dir()  # made with the volume, before anybody knows of it
     with_calls(symlink=symlink, mkdir=mkdir)
-    token = pool.attach(volume, "n1", ONE).token
-    pool.detach(volume)
+    token = pool.attachments.attach(volume, "n1", ONE).token
+    pool.attachments.detach(volume)
     assert len(made) == 2
     assert not any(is_number(path) for path in made)
     assert sorted(os.listdir(states)) == [str(token), str(token + 1)]
@@ -97,7 +97,7 @@ def test_a_draft_of_another_writer_is_not_looked_up_and_goes_when_it_is_old(pool
         raise AssertionError(f"{path} was looked up")
 
     with_calls(lstat=lstat)
-    pool.attach(volume, "n1", ONE)
+    pool.attachments.attach(volume, "n1", ONE)
     assert (states / young).is_symlink()
     assert not (states / old).is_symlink()
 
@@ -107,11 +107,11 @@ def test_a_filesystem_without_links_to_symbolic_links_gets_the_symbolic_link_its
         raise error(errno.EPERM, source, None, target)
 
     with_calls(link=link)
-    first = pool.attach(volume, "n1", ONE)
+    first = pool.attachments.attach(volume, "n1", ONE)
     with pytest.raises(AttachedElsewhere, match="n1"):
-        pool.attach(volume, "n2", ONE)
-    pool.detach(volume)
-    assert pool.attach(volume, "n2", ONE).token > first.token
+        pool.attachments.attach(volume, "n2", ONE)
+    pool.attachments.detach(volume)
+    assert pool.attachments.attach(volume, "n2", ONE).token > first.token
     assert all(name.isdigit() for name in os.listdir(states))
 
 
@@ -122,9 +122,9 @@ def test_an_answer_that_was_lost_and_repeated_is_recognised(pool, volume, states
         getattr(os, lost)(*args, **options)  # fails with EEXIST, by its own doing
 
     with_calls(**{lost: twice})
-    held = pool.attach(volume, "n1", ONE)
+    held = pool.attachments.attach(volume, "n1", ONE)
     assert held.token == 1
-    assert pool.verify_attachment(volume, "n1", 1) == held
+    assert pool.attachments.verify(volume, "n1", 1) == held
     assert os.listdir(states) == ["1"]
 
 
@@ -136,7 +136,7 @@ def test_a_number_taken_by_another_and_stale_for_a_moment_is_read_again(pool, vo
             stale.append(target)
             attachments.os = os
             try:
-                pool.attach(volume, "n2", ONE)
+                pool.attachments.attach(volume, "n2", ONE)
             finally:
                 with_calls(link=link, readlink=readlink)
         os.link(source, target, **options)
@@ -149,31 +149,31 @@ def test_a_number_taken_by_another_and_stale_for_a_moment_is_read_again(pool, vo
 
     with_calls(link=link, readlink=readlink)
     with pytest.raises(AttachedElsewhere, match="n2"):
-        pool.attach(volume, "n1", ONE)
+        pool.attachments.attach(volume, "n1", ONE)
     assert len(stale) == 2
-    assert [held.node_id for held in pool.attachments(volume)] == ["n2"]
+    assert [held.node_id for held in pool.attachments.of_volume(volume)] == ["n2"]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOTCONN])
 def test_a_state_that_the_replicas_do_not_agree_on_is_never_passed_over(pool, volume, states, with_calls, number):
-    held = pool.attach(volume, "n1", ONE)
+    held = pool.attachments.attach(volume, "n1", ONE)
 
     def readlink(path):
         raise error(number, path)
 
     with_calls(readlink=readlink)
     for call in (
-        lambda: pool.attach(volume, "n2", ONE),
-        lambda: pool.detach(volume, "n1"),
+        lambda: pool.attachments.attach(volume, "n2", ONE),
+        lambda: pool.attachments.detach(volume, "n1"),
         lambda: pool.delete_volume(volume),
-        lambda: pool.verify_attachment(volume, "n1", held.token),
+        lambda: pool.attachments.verify(volume, "n1", held.token),
     ):
         with pytest.raises(AttachmentsUnreadable, match=r"attach/1 \(.*replicas disagree") as refused:
             call()
         assert refused.value.code == "UNAVAILABLE"
     assert os.listdir(states) == ["1"]
     with_calls()  # healed
-    assert pool.verify_attachment(volume, "n1", held.token) == held
+    assert pool.attachments.verify(volume, "n1", held.token) == held
 
 
 def test_a_number_that_half_of_the_replicas_have_is_refused_and_leaves_no_draft(pool, volume, states, with_calls):
@@ -182,7 +182,7 @@ def test_a_number_that_half_of_the_replicas_have_is_refused_and_leaves_no_draft(
 
     with_calls(link=link)
     with pytest.raises(AttachmentsUnreadable, match="attach/1"):
-        pool.attach(volume, "n1", ONE)
+        pool.attachments.attach(volume, "n1", ONE)
     assert os.listdir(states) == []
     with_calls()
-    assert pool.attach(volume, "n1", ONE).token == 1
+    assert pool.attachments.attach(volume, "n1", ONE).token == 1

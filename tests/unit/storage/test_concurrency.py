@@ -33,7 +33,7 @@ def together(call, count=CALLERS):
 
 def test_one_name_at_once_is_one_volume(pool):
     results = together(lambda n: pool.create_volume(CreateVolume("v", MIB, filesystem="")))
-    assert set(map(str, results)) == {str(pool.volume(id_from("v")))}
+    assert set(map(str, results)) == {str(pool.volumes.get(id_from("v")))}
     assert pool.capacity().promised_bytes == MIB
 
 
@@ -65,11 +65,11 @@ def test_snapshots_growth_and_deletion_of_one_volume_do_not_disturb_each_other(p
             return pool.create_snapshot(CreateSnapshot(f"s{n}", made.id))
         if n % 3 == 1:
             return pool.expand_volume(made.id, (n + 1) * MIB)
-        return pool.modify_volume(made.id, {"readIOPS": str(n)})
+        return pool.volumes.modify(made.id, {"readIOPS": str(n)})
 
     for result in together(mixed):
         assert not isinstance(result, Exception) or isinstance(result, VolumeNotFound), result
-    for cut in pool.snapshots().items:
+    for cut in pool.snapshots.page().items:
         assert os.stat(cut.data).st_size == cut.size_bytes
     assert os.listdir(pool.directory / "tmp") == []
 
@@ -77,17 +77,17 @@ def test_snapshots_growth_and_deletion_of_one_volume_do_not_disturb_each_other(p
 def test_all_of_many_modifications_are_kept(pool):
     made = pool.create_volume(CreateVolume("v", MIB, filesystem=""))
     keys = ["readIOPS", "writeIOPS", "readBytesPerSecond", "writeBytesPerSecond", "readAheadKiB"]
-    results = together(lambda n: pool.modify_volume(made.id, {keys[n % 5]: "7"}))
+    results = together(lambda n: pool.volumes.modify(made.id, {keys[n % 5]: "7"}))
     assert not [failed for failed in results if isinstance(failed, Exception)]
-    assert pool.volume(made.id).mutable == dict.fromkeys(keys, "7")
+    assert pool.volumes.get(made.id).mutable == dict.fromkeys(keys, "7")
 
 
 def _guest(directory, n, answers):
     with Pool.open(PoolConfig("default", directory, owner=False, overcommit=1000.0)) as guest:
         for k in range(20):
             made = guest.create_volume(CreateVolume(f"v{k}", MIB, filesystem=""))
-            guest.modify_volume(made.id, {"readIOPS": str(n)})
-        answers.put(sorted(volume.id for volume in guest.volumes().items))
+            guest.volumes.modify(made.id, {"readIOPS": str(n)})
+        answers.put(sorted(volume.id for volume in guest.volumes.page().items))
 
 
 def test_processes_share_a_pool_without_losing_anything(pool):
@@ -100,7 +100,7 @@ def test_processes_share_a_pool_without_losing_anything(pool):
     for guest in guests:
         guest.join(timeout=60)
         assert guest.exitcode == 0
-    assert seen[-1] == [volume.id for volume in pool.volumes().items]
+    assert seen[-1] == [volume.id for volume in pool.volumes.page().items]
     assert len(seen[-1]) == 20
     assert pool.capacity().promised_bytes == 20 * MIB
     assert os.listdir(pool.directory / "tmp") == []
@@ -117,4 +117,4 @@ def test_a_volume_that_appears_while_it_is_looked_for_is_not_damaged(pool, monke
         return real(directory, name)
 
     monkeypatch.setattr(layout, "read_record", late)
-    assert pool.find_volume(made.id) == made
+    assert pool.volumes.find(made.id) == made

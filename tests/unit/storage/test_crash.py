@@ -51,121 +51,129 @@ def prepare(pool):
     pool.delete_group(id_from("parted"))
     pool.create_volume(image("pod", ephemeral="/pods/kept"))
     if pool.config.scope is PoolScope.SHARED:
-        pool.register_node("n1")
-        pool.register_node("n2")
-        pool.attach(id_from("doomed"), "n2", MODE)
+        pool.attachments.register_node("n1")
+        pool.attachments.register_node("n2")
+        pool.attachments.attach(id_from("doomed"), "n2", MODE)
 
 
 KEPT, TREE = id_from("kept"), id_from("tree")
 
 
 def detach_told(pool):
-    return pool.attachments(id_from("doomed"))
+    return pool.attachments.of_volume(id_from("doomed"))
 
 
 def attach_told(pool):
-    held = pool.attachments(KEPT)
-    return [(each.node_id, pool.verify_attachment(KEPT, each.node_id, each.token).mode) for each in held]
+    held = pool.attachments.of_volume(KEPT)
+    return [(each.node_id, pool.attachments.verify(KEPT, each.node_id, each.token).mode) for each in held]
 
 
 STORIES = [
-    Story("create", lambda p: p.create_volume(image("new", 3 * MIB)), lambda p: p.volume(id_from("new")).size_bytes),
-    Story("thick", lambda p: p.create_volume(image("new", thick=True)), lambda p: p.volume(id_from("new")).thick),
+    Story(
+        "create", lambda p: p.create_volume(image("new", 3 * MIB)), lambda p: p.volumes.get(id_from("new")).size_bytes
+    ),
+    Story("thick", lambda p: p.create_volume(image("new", thick=True)), lambda p: p.volumes.get(id_from("new")).thick),
     Story(
         "clone",
         lambda p: p.create_volume(image("new", 3 * MIB, source=Source.volume(KEPT))),
-        lambda p: p.volume(id_from("new")).data.read_bytes()[:12],
+        lambda p: p.volumes.get(id_from("new")).data.read_bytes()[:12],
     ),
     Story(
         "restore",
         lambda p: p.create_volume(image("new", 3 * MIB, source=Source.snapshot(id_from("snap")))),
-        lambda p: p.volume(id_from("new")).data.read_bytes()[:12],
+        lambda p: p.volumes.get(id_from("new")).data.read_bytes()[:12],
     ),
     Story(
         "clone of a directory",
         lambda p: p.create_volume(CreateVolume("new", MIB, kind=VolumeKind.DIRECTORY, source=Source.volume(TREE))),
-        lambda p: (p.volume(id_from("new")).data / "file").read_text(),
+        lambda p: (p.volumes.get(id_from("new")).data / "file").read_text(),
     ),
-    Story("delete", lambda p: p.delete_volume(id_from("doomed")), lambda p: p.find_volume(id_from("doomed"))),
+    Story("delete", lambda p: p.delete_volume(id_from("doomed")), lambda p: p.volumes.find(id_from("doomed"))),
     Story(
         "delete and reclaim",
         lambda p: (p.delete_volume(id_from("doomed")), p.sweep()),
-        lambda p: (p.find_volume(id_from("doomed")), p.trash()),
+        lambda p: (p.volumes.find(id_from("doomed")), p.trash.listed()),
         retention_s=0.0,
     ),
-    Story("expand", lambda p: p.expand_volume(KEPT, 5 * MIB), lambda p: p.volume(KEPT).size_bytes),
-    Story("modify", lambda p: p.modify_volume(KEPT, {"readIOPS": "9"}), lambda p: p.volume(KEPT).mutable),
+    Story("expand", lambda p: p.expand_volume(KEPT, 5 * MIB), lambda p: p.volumes.get(KEPT).size_bytes),
+    Story("modify", lambda p: p.volumes.modify(KEPT, {"readIOPS": "9"}), lambda p: p.volumes.get(KEPT).mutable),
     Story(
         "snapshot",
         lambda p: p.create_snapshot(CreateSnapshot("new", KEPT)),
-        lambda p: p.snapshot(id_from("new")).data.read_bytes()[:12],
+        lambda p: p.snapshots.get(id_from("new")).data.read_bytes()[:12],
     ),
-    Story("delete snapshot", lambda p: p.delete_snapshot(id_from("snap")), lambda p: p.find_snapshot(id_from("snap"))),
+    Story("delete snapshot", lambda p: p.delete_snapshot(id_from("snap")), lambda p: p.snapshots.find(id_from("snap"))),
     Story(
         "group",
         lambda p: p.create_group("new", [KEPT, TREE]),
-        lambda p: [found.volume_id for found in p.group(id_from("new")).snapshots],
+        lambda p: [found.volume_id for found in p.snapshots.get_group(id_from("new")).snapshots],
     ),
-    Story("delete group", lambda p: p.delete_group(id_from("group")), lambda p: p.find_group(id_from("group"))),
+    Story(
+        "delete group", lambda p: p.delete_group(id_from("group")), lambda p: p.snapshots.find_group(id_from("group"))
+    ),
     Story(
         "undelete",
-        lambda p: p.find_volume(id_from("gone")) or p.undelete("gone"),
-        lambda p: p.volume(id_from("gone")).size_bytes,
+        lambda p: p.volumes.find(id_from("gone")) or p.undelete("gone"),
+        lambda p: p.volumes.get(id_from("gone")).size_bytes,
     ),
     Story(
         "undelete a snapshot",
-        lambda p: p.find_snapshot(id_from("lost")) or p.undelete("lost", "snapshot"),
-        lambda p: p.snapshot(id_from("lost")).data.read_bytes()[:12],
+        lambda p: p.snapshots.find(id_from("lost")) or p.undelete("lost", "snapshot"),
+        lambda p: p.snapshots.get(id_from("lost")).data.read_bytes()[:12],
     ),
     Story(
         "undelete a group",
-        lambda p: p.find_group(id_from("parted")) or p.undelete("parted", "group"),
-        lambda p: [found.volume_id for found in p.group(id_from("parted")).snapshots],
+        lambda p: p.snapshots.find_group(id_from("parted")) or p.undelete("parted", "group"),
+        lambda p: [found.volume_id for found in p.snapshots.get_group(id_from("parted")).snapshots],
     ),
     Story(
         "undelete in a shared pool",
-        lambda p: p.find_volume(id_from("gone")) or p.undelete("gone"),
-        lambda p: p.attach(id_from("gone"), "n1", MODE).mode,
+        lambda p: p.volumes.find(id_from("gone")) or p.undelete("gone"),
+        lambda p: p.attachments.attach(id_from("gone"), "n1", MODE).mode,
         scope=PoolScope.SHARED,
     ),
     Story(
         "a pod's volume",
         lambda p: p.create_volume(image("new", ephemeral="/pods/1")),
-        lambda p: [(found.id, found.ephemeral) for found in p.ephemerals()],
+        lambda p: [(found.id, found.ephemeral) for found in p.volumes.ephemerals()],
     ),
     Story(
         "a pod's volume goes",
         lambda p: (p.delete_volume(ephemeral_id_from("pod")), p.sweep()),
-        lambda p: (p.ephemerals(), [item.name for item in p.trash() if item.name == "pod"]),
+        lambda p: (p.volumes.ephemerals(), [item.name for item in p.trash.listed() if item.name == "pod"]),
     ),
     Story(
         "create a directory",
         lambda p: p.create_volume(CreateVolume("new", MIB, kind=VolumeKind.DIRECTORY)),
-        lambda p: os.listdir(p.volume(id_from("new")).data),
+        lambda p: os.listdir(p.volumes.get(id_from("new")).data),
     ),
-    Story("expand a directory", lambda p: p.expand_volume(TREE, 5 * MIB), lambda p: p.volume(TREE).size_bytes),
+    Story("expand a directory", lambda p: p.expand_volume(TREE, 5 * MIB), lambda p: p.volumes.get(TREE).size_bytes),
     Story(
         "snapshot of a directory",
         lambda p: p.create_snapshot(CreateSnapshot("new", TREE)),
-        lambda p: (p.snapshot(id_from("new")).data / "file").read_text(),
+        lambda p: (p.snapshots.get(id_from("new")).data / "file").read_text(),
     ),
     Story(
         "format",
-        lambda p: (p.format_begin(KEPT), p.format_end(KEPT)),
-        lambda p: p.is_half_formatted(KEPT),
+        lambda p: (p.volumes.format_begin(KEPT), p.volumes.format_end(KEPT)),
+        lambda p: p.volumes.is_half_formatted(KEPT),
     ),
     Story(
         "detach from one of two",
-        lambda p: (p.attach(KEPT, "n1", MANY), p.attach(KEPT, "n2", MANY), p.detach(KEPT, "n1")),
+        lambda p: (
+            p.attachments.attach(KEPT, "n1", MANY),
+            p.attachments.attach(KEPT, "n2", MANY),
+            p.attachments.detach(KEPT, "n1"),
+        ),
         attach_told,
         scope=PoolScope.SHARED,
     ),
-    Story("attach", lambda p: p.attach(KEPT, "n1", MODE), attach_told, scope=PoolScope.SHARED),
-    Story("detach", lambda p: p.detach(id_from("doomed")), detach_told, scope=PoolScope.SHARED),
+    Story("attach", lambda p: p.attachments.attach(KEPT, "n1", MODE), attach_told, scope=PoolScope.SHARED),
+    Story("detach", lambda p: p.attachments.detach(id_from("doomed")), detach_told, scope=PoolScope.SHARED),
     Story(
         "delete in a shared pool",
-        lambda p: (p.detach(id_from("doomed")), p.delete_volume(id_from("doomed"))),
-        lambda p: p.find_volume(id_from("doomed")),
+        lambda p: (p.attachments.detach(id_from("doomed")), p.delete_volume(id_from("doomed"))),
+        lambda p: p.volumes.find(id_from("doomed")),
         scope=PoolScope.SHARED,
     ),
 ]
@@ -187,14 +195,14 @@ def check_whole(pool):
     if pool.config.scope is PoolScope.NODE:
         assert os.listdir(pool.directory / "tmp") == []
     assert os.listdir(pool.directory / "frozen") == []
-    assert pool.damaged() == []
-    for volume in pool.volumes().items:
-        assert pool.health(volume.id) == () or volume.kind is VolumeKind.DIRECTORY
+    assert pool.health.damaged() == []
+    for volume in pool.volumes.page().items:
+        assert pool.health.of(volume.id) == () or volume.kind is VolumeKind.DIRECTORY
         assert volume.source is None or volume.copy_path is not CopyPath.NONE
-    for cut in pool.snapshots().items:
+    for cut in pool.snapshots.page().items:
         assert cut.kind is VolumeKind.DIRECTORY or os.stat(cut.data).st_size == cut.size_bytes
-    assert pool.volume(KEPT).data.read_bytes()[:12] == b"acknowledged"
-    assert (pool.volume(TREE).data / "file").read_text() == "in a tree"
+    assert pool.volumes.get(KEPT).data.read_bytes()[:12] == b"acknowledged"
+    assert (pool.volumes.get(TREE).data / "file").read_text() == "in a tree"
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
@@ -223,7 +231,7 @@ def test_killed_at_any_step_and_repeated_ends_the_same(story, tmp_path):
 
 
 def test_opening_is_killed_too(tmp_path):
-    story = Story("open", lambda p: p.create_volume(image("v")), lambda p: p.volume(id_from("v")).size_bytes)
+    story = Story("open", lambda p: p.create_volume(image("v")), lambda p: p.volumes.get(id_from("v")).size_bytes)
     for step in range(20):
         config = config_for(tmp_path / f"open-{step}", story)
         is_over = killed_at(config, story.act, step)

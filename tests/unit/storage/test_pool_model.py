@@ -64,7 +64,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(name=NAMES, byte=st.integers(1, 255))
     def write(self, name, byte):
         if name in self.volumes:
-            with open(self.pool.volume(id_from(name)).data, "r+b") as data:
+            with open(self.pool.volumes.get(id_from(name)).data, "r+b") as data:
                 data.write(bytes([byte]))
             self.volumes[name] = (self.volumes[name][0], byte)
 
@@ -87,10 +87,10 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.undelete(name) == id_from(name)
             self.volumes[name] = self.trash.pop(name)
             # An older one of the same name may lie below it.
-            below = [item for item in self.pool.trash() if item.name == name]
+            below = [item for item in self.pool.trash.listed() if item.name == name]
             if below:
-                while [item for item in self.pool.trash() if item.name == name]:
-                    self.pool._trash.reclaim(below.pop().entry)
+                while [item for item in self.pool.trash.listed() if item.name == name]:
+                    self.pool.trash.reclaim(below.pop().entry)
         elif name not in self.trash:
             with pytest.raises(NotInTrash):
                 self.pool.undelete(name)
@@ -154,19 +154,19 @@ class PoolMachine(RuleBasedStateMachine):
     def the_pool_is_what_the_model_says(self):
         if not hasattr(self, "pool"):
             return
-        found = {volume.name: volume for volume in self.pool.volumes().items}
+        found = {volume.name: volume for volume in self.pool.volumes.page().items}
         assert set(found) == set(self.volumes)
         for name, (size, byte) in self.volumes.items():
             assert (found[name].size_bytes, _first(found[name].data)) == (size, byte)
-        alone = {cut.name: cut for cut in self.pool.snapshots().items if cut.group_id is None}
+        alone = {cut.name: cut for cut in self.pool.snapshots.page().items if cut.group_id is None}
         assert set(alone) == set(self.cuts)
         for name, (volume, size, byte) in self.cuts.items():
             assert (alone[name].volume_id, alone[name].size_bytes) == (id_from(volume), size)
             assert _first(alone[name].data) == byte
         for name, members in self.groups_made.items():
-            cuts = self.pool.group(id_from(name)).snapshots
+            cuts = self.pool.snapshots.get_group(id_from(name)).snapshots
             assert [(cut.size_bytes, _first(cut.data)) for cut in cuts] == members
-        assert {item.name for item in self.pool.trash() if item.what == "volume"} >= set(self.trash)
+        assert {item.name for item in self.pool.trash.listed() if item.what == "volume"} >= set(self.trash)
         assert os.listdir(self.pool.directory / "tmp") == []
         before = self.pool.capacity().promised_bytes
         self.pool._context.ledger.stale()

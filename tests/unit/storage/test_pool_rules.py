@@ -52,7 +52,7 @@ def test_the_same_request_gives_the_same_volume_also_after_a_restart(config):
         assert pool.create_volume(image("v", parameters={"a": "b"})) == made
     with Pool.open(config) as pool:
         assert pool.create_volume(image("v", parameters={"a": "b"})) == made
-        assert len(pool.volumes().items) == 1
+        assert len(pool.volumes.page().items) == 1
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_a_size_inside_the_range_is_the_same_volume(pool):
 
 @pytest.mark.parametrize("ident", ["", "..", "../../etc", "a/b", "x\0y", "x\ny", "x" * 10_000, "no-such", "A", "ä"])
 def test_ids_that_cannot_be_are_not_found_and_deleting_them_is_fine(pool, ident):
-    for find in (pool.find_volume, pool.find_snapshot, pool.find_group):
+    for find in (pool.volumes.find, pool.snapshots.find, pool.snapshots.find_group):
         assert find(ident) is None
     for delete in (pool.delete_volume, pool.delete_snapshot, pool.delete_group):
         assert delete(ident) is False
     with pytest.raises(VolumeNotFound):
         pool.expand_volume(ident, 2 * MIB)
     with pytest.raises(VolumeNotFound):
-        pool.modify_volume(ident, {})
+        pool.volumes.modify(ident, {})
     with pytest.raises(SnapshotNotFound):
-        pool.allocated(ident)
-    assert pool.detach(ident) is False
+        pool.blocks.allocated(ident)
+    assert pool.attachments.detach(ident) is False
 
 
 def test_bad_names_and_parameters_leave_nothing_behind(pool):
@@ -103,30 +103,30 @@ def test_bad_names_and_parameters_leave_nothing_behind(pool):
         pool.create_volume(image("v", source=Source.volume("no-such")))
     with pytest.raises(SnapshotNotFound):
         pool.create_volume(image("v", source=Source.snapshot("no-such")))
-    assert pool.volumes().items == ()
+    assert pool.volumes.page().items == ()
     assert os.listdir(pool.directory / "tmp") == []
 
 
 def test_pages_continue_after_the_last_id_whatever_happens_in_between(pool):
     made = sorted(pool.create_volume(image(f"v{n}")).id for n in range(7))
-    first = pool.volumes(limit=3)
+    first = pool.volumes.page(limit=3)
     assert [volume.id for volume in first.items] == made[:3]
     assert first.next == made[2]
     pool.delete_volume(made[1])
     pool.delete_volume(made[3])
-    rest = pool.volumes(after=first.next)
+    rest = pool.volumes.page(after=first.next)
     assert [volume.id for volume in rest.items] == made[4:]
     assert rest.next == ""
 
 
 def test_modify_changes_only_the_given_keys_or_nothing(pool):
     made = pool.create_volume(image("v", mutable={"readIOPS": "5", "directIO": "true"}))
-    changed = pool.modify_volume(made.id, {"readIOPS": "7"})
+    changed = pool.volumes.modify(made.id, {"readIOPS": "7"})
     assert changed.mutable == {"readIOPS": "7", "directIO": "true"}
     with pytest.raises(InvalidValue):
-        pool.modify_volume(made.id, {"readIOPS": "9", "bad": "1"})
-    assert pool.volume(made.id) == changed
-    assert pool.modify_volume(made.id, {}) == changed
+        pool.volumes.modify(made.id, {"readIOPS": "9", "bad": "1"})
+    assert pool.volumes.get(made.id) == changed
+    assert pool.volumes.modify(made.id, {}) == changed
 
 
 def test_expansion_rounds_up_keeps_to_the_limit_and_never_shrinks(pool):
@@ -145,8 +145,8 @@ def test_a_snapshot_name_belongs_to_one_volume(pool):
     assert pool.create_snapshot(CreateSnapshot("s", first.id)) == cut
     with pytest.raises(NameTaken, match=first.id):
         pool.create_snapshot(CreateSnapshot("s", second.id))
-    assert [found.id for found in pool.snapshots(volume_id=first.id).items] == [cut.id]
-    assert pool.snapshots(volume_id="no-such").items == ()
+    assert [found.id for found in pool.snapshots.page(volume_id=first.id).items] == [cut.id]
+    assert pool.snapshots.page(volume_id="no-such").items == ()
 
 
 def test_a_group_is_one_object(pool):
@@ -157,7 +157,7 @@ def test_a_group_is_one_object(pool):
         pool.create_group("g", volumes[:2])
     with pytest.raises(NameTaken, match="parameters"):
         pool.create_group("g", volumes, {"a": "b"})
-    assert {found.group_id for found in pool.snapshots().items} == {group.id}
+    assert {found.group_id for found in pool.snapshots.page().items} == {group.id}
     with pytest.raises(GroupMember, match=group.id):
         pool.delete_snapshot(group.snapshots[0].id)
     with pytest.raises(InvalidValue, match="snapshot_ids"):
@@ -165,7 +165,7 @@ def test_a_group_is_one_object(pool):
     restored = pool.create_volume(image("r", source=Source.snapshot(group.snapshots[1].id)))
     assert restored.source == Source.snapshot(group.snapshots[1].id)
     assert pool.delete_group(group.id, [found.id for found in group.snapshots])
-    assert pool.snapshots().items == ()
+    assert pool.snapshots.page().items == ()
 
 
 def test_a_group_with_a_missing_volume_is_not_made(pool):
@@ -176,7 +176,7 @@ def test_a_group_with_a_missing_volume_is_not_made(pool):
         pool.create_group("g", [])
     with pytest.raises(InvalidValue, match="twice"):
         pool.create_group("g", [made.id, made.id])
-    assert pool.snapshots().items == ()
+    assert pool.snapshots.page().items == ()
     assert os.listdir(pool.directory / "tmp") == []
 
 
@@ -195,16 +195,16 @@ def test_a_damaged_record_is_told_and_harms_nobody_else(pool, damage):
     broken, whole = pool.create_volume(image("v")), pool.create_volume(image("w"))
     (broken.data.parent / "volume.json").write_bytes(damage)
     with pytest.raises(DamagedRecord, match=r"volume\.json"):
-        pool.volume(broken.id)
+        pool.volumes.get(broken.id)
     with pytest.raises(DamagedRecord):
         pool.create_volume(image("v"))
-    assert [volume.id for volume in pool.volumes().items] == [whole.id]
-    assert pool.damaged() == [broken.id]
-    assert pool.health(broken.id)[0].reason == "RecordDamaged"
-    assert pool.health(whole.id) == ()
-    assert [sick.volume_id for sick in pool.unhealthy().items] == [broken.id]
+    assert [volume.id for volume in pool.volumes.page().items] == [whole.id]
+    assert pool.health.damaged() == [broken.id]
+    assert pool.health.of(broken.id)[0].reason == "RecordDamaged"
+    assert pool.health.of(whole.id) == ()
+    assert [sick.volume_id for sick in pool.health.unhealthy().items] == [broken.id]
     assert pool.delete_volume(broken.id)  # it can be got rid of
-    assert pool.damaged() == []
+    assert pool.health.damaged() == []
 
 
 def test_a_negative_size_in_a_record_is_damage(pool):
@@ -213,7 +213,7 @@ def test_a_negative_size_in_a_record_is_damage(pool):
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "size_bytes": -5}))
     with pytest.raises(DamagedRecord, match="size_bytes"):
-        pool.volume(made.id)
+        pool.volumes.get(made.id)
 
 
 def test_a_planted_symlink_is_not_followed(pool, tmp_path):
@@ -223,24 +223,24 @@ def test_a_planted_symlink_is_not_followed(pool, tmp_path):
     ident = id_from("v")
     (pool.directory / "volumes" / ident).symlink_to(secret)
     with pytest.raises(DamagedRecord):
-        pool.volume(ident)
+        pool.volumes.get(ident)
     assert list(secret.iterdir()) == [secret / "volume.json"]
 
 
 def test_health_follows_the_image(pool):
     made = pool.create_volume(image("v", 2 * MIB))
-    assert pool.health(made.id) == ()
+    assert pool.health.of(made.id) == ()
     os.truncate(made.data, MIB)
-    (entry,) = pool.health(made.id)
+    (entry,) = pool.health.of(made.id)
     assert (entry.status, entry.reason) == (HealthStatus.DATA_LOSS, "ImageTruncated")
     os.truncate(made.data, 2 * MIB)
-    assert pool.health(made.id) == ()
+    assert pool.health.of(made.id) == ()
     made.data.rename(made.data.parent / "away")
-    assert pool.health(made.id)[0].reason == "DataMissing"
+    assert pool.health.of(made.id)[0].reason == "DataMissing"
     (made.data.parent / "away").rename(made.data)
-    assert pool.health(made.id) == ()
+    assert pool.health.of(made.id) == ()
     with pytest.raises(VolumeNotFound):
-        pool.health("no-such")
+        pool.health.of("no-such")
 
 
 def test_a_vanished_pool_is_said_and_recovers(pool):
@@ -249,24 +249,24 @@ def test_a_vanished_pool_is_said_and_recovers(pool):
     pool.directory.rename(away)
     for call in (
         lambda: pool.create_volume(image("w")),
-        lambda: pool.volume(made.id),
+        lambda: pool.volumes.get(made.id),
         lambda: pool.delete_volume(made.id),
         lambda: pool.create_snapshot(CreateSnapshot("s", made.id)),
         lambda: pool.expand_volume(made.id, 2 * MIB),
-        pool.volumes,
+        pool.volumes.page,
         pool.capacity,
     ):
         with pytest.raises(PoolVanished, match="is gone"):
             call()
-    assert pool.pool_health()[0].reason == "PoolGone"
+    assert pool.health.pool()[0].reason == "PoolGone"
     pool.directory.mkdir()  # the mount point without its filesystem
     with pytest.raises(PoolVanished, match="is it mounted"):
         pool.create_volume(image("w"))
     assert list(pool.directory.iterdir()) == []
     pool.directory.rmdir()
     away.rename(pool.directory)
-    assert pool.volume(made.id) == made
-    assert pool.pool_health() == ()
+    assert pool.volumes.get(made.id) == made
+    assert pool.health.pool() == ()
 
 
 def test_a_second_owner_is_refused_and_a_guest_is_not(pool, config):
@@ -275,10 +275,10 @@ def test_a_second_owner_is_refused_and_a_guest_is_not(pool, config):
     before = pool.capacity()
     with Pool.open(PoolConfig("default", config.directory, owner=False, overcommit=1000.0)) as guest:
         made = guest.create_volume(image("v", 64 * MIB))
-        assert pool.volume(made.id) == made
+        assert pool.volumes.get(made.id) == made
         assert pool.capacity().promised_bytes == before.promised_bytes + 64 * MIB
         assert pool.delete_volume(made.id)
-        assert guest.find_volume(made.id) is None
+        assert guest.volumes.find(made.id) is None
 
 
 def test_only_an_empty_directory_becomes_a_pool(tmp_path):

@@ -73,19 +73,19 @@ def _check(pool, path):
         done.setdefault(what, set()).add(name)
     assert len(done["made"]) > 2
     for name in done["made"]:
-        found = pool.find_volume(id_from(name))
+        found = pool.volumes.find(id_from(name))
         if name in done.get("deleted", ()):
             assert found is None
         elif name not in done.get("deleting", ()):
             assert found is not None
             assert found.data.read_bytes() == name.encode()
     for name in done.get("cut", ()):
-        assert pool.snapshot(id_from(f"s-{name}")).data.read_bytes() == name.encode()
+        assert pool.snapshots.get(id_from(f"s-{name}")).data.read_bytes() == name.encode()
     for name in done.get("cloned", ()):
         try:
-            copied = pool.volume(id_from(f"c-{name}"))
+            copied = pool.volumes.get(id_from(f"c-{name}"))
         except VolumeNotFound:
             raise AssertionError(f"the clone of {name} was acknowledged and is gone") from None
         assert copied.data.read_bytes()[: len(name)] == name.encode()
-    assert pool.damaged() == []
+    assert pool.health.damaged() == []
     assert [name for name in os.listdir(pool.directory / "tmp") if not name.startswith("reclaim-")] == []

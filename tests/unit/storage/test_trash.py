@@ -53,12 +53,12 @@ def test_a_deleted_volume_comes_back_whole_under_its_name(pool):
     made = pool.create_volume(image("v", mutable={"readIOPS": "3"}))
     made.data.write_bytes(b"precious" + bytes(MIB - 8))
     pool.delete_volume(made.id)
-    (item,) = pool.trash()
+    (item,) = pool.trash.listed()
     assert (item.what, item.id, item.name) == ("volume", made.id, "v")
     assert item.expires_ns - item.deleted_ns == HOUR_NS
     assert pool.capacity().promised_bytes == 0
     assert pool.undelete("v") == made.id
-    assert pool.volume(made.id) == made
+    assert pool.volumes.get(made.id) == made
     assert made.data.read_bytes()[:8] == b"precious"
     assert pool.capacity().promised_bytes == MIB
     with pytest.raises(NotInTrash):
@@ -70,15 +70,15 @@ def test_time_runs_out_for_each_by_its_own_retention(pool, clock):
     pool.create_volume(image("short", mutable={"trashRetention": "1m"}))
     pool.create_volume(image("none", mutable={"trashRetention": "0"}))
     pool.create_volume(image("pod", ephemeral="/pods/1"))
-    for volume in pool.volumes().items:
+    for volume in pool.volumes.page().items:
         assert pool.delete_volume(volume.id)
     assert pool.sweep() == 2  # at once: the one without retention, and the pod's
     clock.now += 61 * 10**9
     assert pool.sweep() == 1
-    assert [item.name for item in pool.trash()] == ["default"]
+    assert [item.name for item in pool.trash.listed()] == ["default"]
     clock.now += HOUR_NS
     assert pool.sweep() == 1
-    assert pool.trash() == []
+    assert pool.trash.listed() == []
     assert os.listdir(pool.directory / "tmp") == []
 
 
@@ -90,9 +90,9 @@ def test_the_youngest_of_a_name_comes_back_and_never_over_a_living_one(pool):
     pool.create_volume(image("v"))
     with pytest.raises(NameTaken, match="made anew"):
         pool.undelete("v")
-    assert len(pool.trash()) == 2
+    assert len(pool.trash.listed()) == 2
     pool.delete_volume(made.id)
-    pool._trash.reclaim(pool.trash()[-1].entry)
+    pool.trash.reclaim(pool.trash.listed()[-1].entry)
     pool.undelete(made.id)
     assert made.data.read_bytes() == b"2"
 
@@ -105,8 +105,8 @@ def test_snapshots_and_groups_come_back_too(pool):
     pool.delete_group(group.id)
     assert pool.undelete("s", "snapshot") == cut.id
     assert pool.undelete("g", "group") == group.id
-    assert pool.snapshot(cut.id) == cut
-    assert pool.group(group.id) == group
+    assert pool.snapshots.get(cut.id) == cut
+    assert pool.snapshots.get_group(group.id) == group
     with pytest.raises(InvalidValue, match="what"):
         pool.undelete("s", "thing")
 
@@ -117,7 +117,7 @@ def test_the_background_thread_reclaims_what_has_no_retention(tmp_path):
         pool.delete_volume(made.id)
         pool.close()  # ends the thread after its round
         pool.sweep()
-        assert pool.trash() == []
+        assert pool.trash.listed() == []
 
 
 def test_a_pods_volumes_are_found_and_never_mistaken(pool):
@@ -126,7 +126,7 @@ def test_a_pods_volumes_are_found_and_never_mistaken(pool):
     assert pod.id != kept.id
     assert is_ephemeral(pod.id)
     assert not is_ephemeral(kept.id)
-    assert pool.ephemerals() == [pod]
+    assert pool.volumes.ephemerals() == [pod]
     with pytest.raises(NameTaken, match="another pod"):
         pool.create_volume(image("csi-1", ephemeral="/pods/2"))
 
@@ -137,12 +137,12 @@ def test_a_volume_of_another_node_is_not_copied_without_reflink(tmp_path):
         pool._context.copies_by_reflink = False
         made = pool.create_volume(image("v"))
         tree = pool.create_volume(CreateVolume("d", MIB, kind=VolumeKind.DIRECTORY))
-        pool.register_node("n1")
-        pool.attach(made.id, "n1", "SINGLE_NODE_WRITER")
+        pool.attachments.register_node("n1")
+        pool.attachments.attach(made.id, "n1", "SINGLE_NODE_WRITER")
         with pytest.raises(InUseCopyRefused, match="attached to n1"):
             pool.create_snapshot(CreateSnapshot("s", made.id))
         with pytest.raises(InUseCopyRefused):
             pool.create_group("g", [made.id, tree.id])
-        pool.detach(made.id)
+        pool.attachments.detach(made.id)
         assert pool.create_snapshot(CreateSnapshot("s", made.id)).volume_id == made.id
-        assert pool.find_group(id_from("g")) is None
+        assert pool.snapshots.find_group(id_from("g")) is None

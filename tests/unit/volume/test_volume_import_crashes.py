@@ -62,7 +62,7 @@ def test_a_crash_at_any_step_loses_nothing(streams, name):
                 finished = True
             except Died:
                 failpoints.install(None)
-                for volume in pool.volumes().items:  # whole at every moment: the old state or the new
+                for volume in pool.volumes.page().items:  # whole at every moment: the old state or the new
                     assert volume.data.read_bytes()[: len(wanted[0])] in [each[: len(wanted[0])] for each in wanted]
             finally:
                 failpoints.install(None)

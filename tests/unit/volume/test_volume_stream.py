@@ -140,7 +140,7 @@ def test_a_changed_byte_is_noticed_and_nothing_is_imported(pools, tmp_path, posi
     (tmp_path / "bad").write_bytes(raw)
     with pytest.raises((StreamDamaged, NotAStream)):
         imported(there, tmp_path / "bad")
-    assert there.volumes().items == ()
+    assert there.volumes.page().items == ()
 
 
 def test_a_frame_that_was_taken_out_is_noticed(pools, tmp_path):
@@ -163,7 +163,7 @@ def test_an_export_cut_off_anywhere_goes_on_to_the_same_file(pools, tmp_path, cu
         chain(pools, tmp_path)
     whole = (tmp_path / "full").read_bytes()
     (tmp_path / "again.partial").write_bytes(whole[: int(len(whole) * cut)])
-    export_to_file(subject_of(here, here.snapshots().items[0]), tmp_path / "again", resume=True)
+    export_to_file(subject_of(here, here.snapshots.page().items[0]), tmp_path / "again", resume=True)
     assert (tmp_path / "again").read_bytes() == whole
 
 
@@ -174,7 +174,7 @@ def test_an_import_cut_off_goes_on_from_its_checkpoint(pools, tmp_path):
     (tmp_path / "cut").write_bytes(whole[: len(whole) - MIB // 2])
     with pytest.raises(StreamCut):
         imported(there, tmp_path / "cut", checkpoint_bytes=1)
-    assert there.volumes().items == ()
+    assert there.volumes.page().items == ()
     assert [ident for ident, _, _ in unfinished(there)] == [first.volume_id]
 
     done = imported(there, tmp_path / "full")

@@ -55,7 +55,7 @@ def snapshots(
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
         # The volume itself may be gone; its snapshots are known by its id.
-        found = pool.snapshots(volume_id=volume_named(pool, name).id if name else "").items
+        found = pool.snapshots.page(volume_id=volume_named(pool, name).id if name else "").items
     if as_json:
         show.json_out(found)
         return

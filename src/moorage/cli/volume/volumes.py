@@ -67,7 +67,7 @@ def list_volumes(ctx: typer.Context, output: WideOutput = "text") -> None:
     """
     as_json = show.check_output(output, "wide")
     with ctx.obj.open() as pool:
-        rows, deleted = overview(pool), pool.trash()
+        rows, deleted = overview(pool), pool.trash.listed()
     if as_json:
         show.json_out(rows)
         return
@@ -147,10 +147,10 @@ def inspect(ctx: typer.Context, name: Name, output: Output = "text") -> None:
             "shared_bytes": shared_bytes(pool, os.fspath(found.data)) if is_image else 0,
             "devices": devices,
             "mounts": mounts,
-            "snapshots": [cut.id for cut in pool.snapshots(volume_id=found.id).items],
-            "attached_to": [held.node_id for held in pool.attachments(found.id)],
+            "snapshots": [cut.id for cut in pool.snapshots.page(volume_id=found.id).items],
+            "attached_to": [held.node_id for held in pool.attachments.of_volume(found.id)],
             "imported_state": state_of(found),
-            "health": [f"{sign.status}: {sign.reason}: {sign.message}" for sign in pool.health(found.id)],
+            "health": [f"{sign.status}: {sign.reason}: {sign.message}" for sign in pool.health.of(found.id)],
         }
     if as_json:
         show.json_out(facts)
@@ -254,7 +254,7 @@ def remove(
         what = "volume" if isinstance(found, Volume) else "snapshot"
         if isinstance(found, Volume):
             if not observe(found.data, found.kind):  # a refusal must not change how long it is kept
-                pool.modify_volume(found.id, {"trashRetention": keep})
+                pool.volumes.modify(found.id, {"trashRetention": keep})
             pool.delete_volume(found.id)
         else:
             pool.delete_snapshot(found.id)
@@ -275,7 +275,7 @@ def trash(ctx: typer.Context, output: Output = "text") -> None:
     """
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
-        found = pool.trash()
+        found = pool.trash.listed()
     if as_json:
         show.json_out(found)
         return
@@ -345,9 +345,9 @@ def check(
     as_json = show.check_output(output)
     with ctx.obj.open() as pool:
         if name:
-            idents = [volume_named(pool, name).id if name not in pool.damaged() else name]
+            idents = [volume_named(pool, name).id if name not in pool.health.damaged() else name]
         else:
-            idents = sorted([*(found.id for found in pool.volumes().items), *pool.damaged()])
+            idents = sorted([*(found.id for found in pool.volumes.page().items), *pool.health.damaged()])
         results = {}
         with show.progress_bar("check") as progress:
             for done, ident in enumerate(idents):

@@ -64,7 +64,7 @@ def find(parts: PluginContext, handle: str) -> NodeVolume | None:
     except errors.InvalidValue:
         return None
     for pool in parts.pools:
-        volume = pool.find_volume(ident)
+        volume = pool.volumes.find(ident)
         if volume is not None:
             return NodeVolume(volume, pool)
     return None
@@ -83,7 +83,7 @@ def sweep(parts: PluginContext) -> int:
     """Remove the volumes whose pods are gone: kubelet took their directories away."""
     count = 0
     for pool in parts.pools:
-        for volume in pool.ephemerals():
+        for volume in pool.volumes.ephemerals():
             if _is_abandoned(NodeVolume(volume, pool)):
                 count += _remove(parts, NodeVolume(volume, pool))
     return count

@@ -62,7 +62,7 @@ def _quota_used(volume: NodeVolume) -> int | None:
 
 def volume_health(parts: PluginContext, volume: NodeVolume, paths: Sequence[str]) -> list[HealthEntry]:
     """Everything adverse that is known here; an empty list is a healthy volume."""
-    entries = list(volume.pool.health(volume.volume_id))
+    entries = list(volume.pool.health.of(volume.volume_id))
     entries += [health.sign("MountDead", f"{path} does not answer any more") for path in paths if is_dead(path)]
     entries += health.node_signs(volume.volume, volume.direct_io)
     why = parts.cgroups.why_unsupported(volume.is_directory)
@@ -76,7 +76,7 @@ def health_of_unreadable(parts: PluginContext, volume_id: str) -> list[HealthEnt
     for ident in (ids.ephemeral_id_from(volume_id), volume_id):
         pool = parts.pools.of_sick_volume(ident)
         if pool is not None:
-            return list(pool.health(ident))
+            return list(pool.health.of(ident))
     return []
 
 
@@ -84,7 +84,7 @@ def storage_health(pools: Pools) -> list[StorageHealth]:
     """What is wrong with the pools themselves: one entry for each reason, which names every pool that has it."""
     found: dict[str, list[tuple[str, HealthEntry]]] = {}
     for pool in pools:
-        for entry in pool.pool_health():
+        for entry in pool.health.pool():
             found.setdefault(entry.reason, []).append((pool.name, entry))
     return [_backend_health(each) for each in found.values()]
 

@@ -61,7 +61,7 @@ def ensure_published(volume: NodeVolume, bind: Bind) -> None:
 
     The volume's lock is held, as it is while the volume is staged.
     """
-    with volume.pool.held(volume.volume_id, shared=True):
+    with volume.pool.volumes.locked(volume.volume_id, shared=True):
         _ensure_published(volume, bind)
 
 

@@ -36,7 +36,7 @@ def _may_be_staged(pool: Pool, volume_id: str, is_deleted: bool) -> bool:
     if is_deleted:
         return False
     try:
-        volume = pool.find_volume(volume_id)
+        volume = pool.volumes.find(volume_id)
     except MoorageError as error:
         log.warning("a loop device was left alone", volume=volume_id, error=str(error))
         return True

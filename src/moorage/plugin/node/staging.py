@@ -69,7 +69,7 @@ def ensure_staged(volume: NodeVolume, target: Target, access: Access, *, read_on
 
     The volume's lock is held: a copy that takes the volume for unused ends before, or begins after this.
     """
-    with volume.pool.held(volume.volume_id, shared=True):
+    with volume.pool.volumes.locked(volume.volume_id, shared=True):
         if volume.is_directory:
             return _stage_directory(volume, target, access)
         if access.is_block:
@@ -188,17 +188,17 @@ def _ensure_filesystem(volume: NodeVolume, access: Access, device: LoopDevice) -
     """
     wanted = access.fs_type or volume.filesystem or default_filesystem(volume.volume.size_bytes)
     pool, volume_id = volume.pool, volume.volume.id
-    is_half_made = pool.is_half_formatted(volume_id)
+    is_half_made = pool.volumes.is_half_formatted(volume_id)
     found = None if is_half_made else filesystems.content_of(device.path)
     if found is None:
         if device.read_only:
             raise WrongContent(f"volume {volume_id} is empty and cannot be formatted read-only")
         if not is_half_made and not is_blank(volume.data):
             raise WrongContent(f"volume {volume_id} holds data of no known filesystem; it is left as it is")
-        pool.format_begin(volume_id)
+        pool.volumes.format_begin(volume_id)
         failpoints.reached("stage.formatting")
         filesystems.mkfs(device.path, wanted)
-        pool.format_end(volume_id)
+        pool.volumes.format_end(volume_id)
         return wanted, True
     if found.fstype != wanted:
         raise WrongContent(f"volume {volume_id} holds {found.fstype} and not {wanted}; its data is left as it is")

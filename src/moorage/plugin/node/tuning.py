@@ -81,7 +81,7 @@ async def keep_limits(parts: PluginContext) -> None:
 def _find_limited(parts: PluginContext) -> None:
     for pool in parts.pools:
         for device in loop.attached(pool.directory):
-            volume = pool.find_volume(volume_id_behind(pool, device.backing_file))
+            volume = pool.volumes.find(volume_id_behind(pool, device.backing_file))
             if volume is not None:
                 note(parts, NodeVolume(volume, pool))
 
@@ -93,7 +93,7 @@ def _renew(parts: PluginContext, volume_ids: Iterable[str]) -> None:
             if pool is None:
                 parts.limited.discard(volume_id)
             else:
-                limit(parts, NodeVolume(pool.volume(volume_id), pool), always=False)
+                limit(parts, NodeVolume(pool.volumes.get(volume_id), pool), always=False)
         except MoorageError as error:
             log.warning("I/O limits were not renewed", volume=volume_id, error=str(error))
 

@@ -25,13 +25,13 @@ class Attaching(ControllerOperations):
 
     def attach(self, volume_id: str, node_id: str, access: Access, is_read_only: bool) -> Attachment:
         pool = self._parts.persistent_pool(volume_id)
-        if why := why_unsupported_by(pool.volume(volume_id), access):
+        if why := why_unsupported_by(pool.volumes.get(volume_id), access):
             raise InvalidRequest(f"volume_capability: {why}")
-        made = pool.attach(pool.volume(volume_id).id, node_id, access.mode.name, readonly=is_read_only)
+        made = pool.attachments.attach(pool.volumes.get(volume_id).id, node_id, access.mode.name, readonly=is_read_only)
         return Attachment({TOKEN_KEY: str(made.token)})
 
     def detach(self, volume_id: str, node_id: str) -> None:
         """Unknown volumes and nodes are detached by definition."""
         pool = None if ids.is_ephemeral(volume_id) else self._parts.pools.of_volume(volume_id)
         if pool is not None:
-            pool.detach(volume_id, node_id)
+            pool.attachments.detach(volume_id, node_id)

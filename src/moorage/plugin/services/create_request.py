@@ -94,7 +94,7 @@ def _existing(parts: PluginContext, wish: CreateRequest) -> Volume | None:
         return None
     if wish.pool_name not in ("", pool.name):
         raise errors.NameTaken("volume", wish.create.name, f"it is in pool {pool.name}")
-    return pool.find_volume(wish.asked.volume_id)
+    return pool.volumes.find(wish.asked.volume_id)
 
 
 def _pool_for(parts: PluginContext, wish: CreateRequest) -> Pool:
@@ -121,7 +121,7 @@ def _pool_of_source(parts: PluginContext, source: Source) -> Pool:
 def _source_object(pool: Pool, source: Source | None) -> Volume | Snapshot | None:
     if source is None:
         return None
-    return pool.snapshot(source.id) if source.kind == "snapshot" else pool.volume(source.id)
+    return pool.snapshots.get(source.id) if source.kind == "snapshot" else pool.volumes.get(source.id)
 
 
 def _filesystem_for(wish: CreateRequest, source: Volume | Snapshot | None, existing: Volume | None) -> str:

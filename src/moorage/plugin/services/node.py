@@ -157,7 +157,7 @@ class PoolNode(NodeOperations):
 def node_volume(parts: PluginContext, volume_id: str) -> NodeVolume:
     """The volume; VolumeNotFound names it."""
     pool = parts.pool_of_volume(volume_id)
-    return NodeVolume(pool.volume(volume_id), pool)
+    return NodeVolume(pool.volumes.get(volume_id), pool)
 
 
 def find_node_volume(parts: PluginContext, volume_id: str) -> NodeVolume | None:
@@ -172,7 +172,7 @@ def _attachment(parts: PluginContext, volume: NodeVolume, publish_context: Mappi
     if not parts.settings.is_shared:
         return None
     token = token_from(publish_context)
-    return volume.pool.verify_attachment(volume.volume_id, parts.settings.node_id, token)
+    return volume.pool.attachments.verify(volume.volume_id, parts.settings.node_id, token)
 
 
 def _is_for_reading(attachment: Attachment | None, access: Access) -> bool:

@@ -57,11 +57,11 @@ class Snapshots(ControllerOperations):
         pools, settings = self._parts.pools, self._parts.settings
         if snapshot_id:
             pool_and_id(after)
-            known = [each for pool in pools if (each := pool.find_snapshot(snapshot_id)) is not None]
+            known = [each for pool in pools if (each := pool.snapshots.find(snapshot_id)) is not None]
             return Page([snapshot_from(each, settings) for each in known if volume_id in ("", each.volume_id)])
         found = collect(
             pools,
-            lambda pool, start, limit: pool.snapshots(after=start, limit=limit, volume_id=volume_id),
+            lambda pool, start, limit: pool.snapshots.page(after=start, limit=limit, volume_id=volume_id),
             lambda snapshot: snapshot.id,
             after,
             most,
@@ -69,7 +69,7 @@ class Snapshots(ControllerOperations):
         return Page([snapshot_from(each, settings) for each in found.items], found.next)
 
     def get_snapshot(self, snapshot_id: str) -> model.Snapshot:
-        found = self._parts.pool_of_snapshot(snapshot_id).snapshot(snapshot_id)
+        found = self._parts.pool_of_snapshot(snapshot_id).snapshots.get(snapshot_id)
         return snapshot_from(found, self._parts.settings)
 
     def create_group(self, request: GroupRequest) -> model.Group:
@@ -94,21 +94,21 @@ class Snapshots(ControllerOperations):
 
     def find_group(self, group_id: str) -> model.Group | None:
         pool = self._parts.pools.of_group(group_id)
-        return None if pool is None else group_from(pool.group(group_id), self._parts.settings)
+        return None if pool is None else group_from(pool.snapshots.get_group(group_id), self._parts.settings)
 
     def allocated_blocks(self, snapshot: model.Snapshot, offset: int) -> Iterator[model.Block]:
-        return _ranges(self._pool_of_block_snapshot("snapshot_id", snapshot.id).allocated(snapshot.id, offset))
+        return _ranges(self._pool_of_block_snapshot("snapshot_id", snapshot.id).blocks.allocated(snapshot.id, offset))
 
     def changed_blocks(self, base: model.Snapshot, target: model.Snapshot, offset: int) -> Iterator[model.Block]:
         pool = self._pool_of_block_snapshot("base_snapshot_id", base.id)
         self._pool_of_block_snapshot("target_snapshot_id", target.id)
-        diff = pool.changed(base.id, target.id, offset)
+        diff = pool.blocks.changed(base.id, target.id, offset)
         log.info("changed blocks are read", base=base.id, method=diff.method)
         return _ranges(diff)
 
     def _pool_of_block_snapshot(self, field: str, snapshot_id: str) -> Pool:
         pool = self._parts.pool_of_snapshot(snapshot_id)
-        snapshot = pool.snapshot(snapshot_id)
+        snapshot = pool.snapshots.get(snapshot_id)
         if snapshot.kind is not VolumeKind.IMAGE or snapshot.filesystem:
             raise InvalidRequest(
                 f"{field}: snapshot {snapshot.id} is of a filesystem volume; only block volumes have this"

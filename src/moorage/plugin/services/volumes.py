@@ -45,7 +45,7 @@ class Volumes(ControllerOperations):
         found = collect(
             self._parts.pools,
             shown(
-                lambda pool, start, limit: pool.volumes(after=start, limit=limit),
+                lambda pool, start, limit: pool.volumes.page(after=start, limit=limit),
                 lambda volume: not volume.ephemeral,
             ),
             lambda volume: volume.id,
@@ -63,26 +63,26 @@ class Volumes(ControllerOperations):
 
     def get_volume(self, volume_id: str) -> VolumeStatus:
         pool = self._parts.persistent_pool(volume_id)
-        return self._status(pool, pool.volume(volume_id))
+        return self._status(pool, pool.volumes.get(volume_id))
 
     def _status(self, pool: Pool, volume: Volume) -> VolumeStatus:
         settings = self._parts.settings
-        attached = pool.attachments(volume.id) if settings.is_shared else ()
+        attached = pool.attachments.of_volume(volume.id) if settings.is_shared else ()
         nodes = sorted(each.node_id for each in attached)
-        return VolumeStatus(volume_from(volume, settings), nodes, health_from(pool.health(volume.id)))
+        return VolumeStatus(volume_from(volume, settings), nodes, health_from(pool.health.of(volume.id)))
 
     def volume_health(self, volume_id: str) -> list[model.Health]:
         """Return what a pool can see. A record or a pool that cannot be read is an answer here, not an error."""
         pool = None if ids.is_ephemeral(volume_id) else self._parts.pools.of_sick_volume(volume_id)
         if pool is None:
             raise errors.VolumeNotFound(volume_id)
-        return health_from(pool.health(volume_id))
+        return health_from(pool.health.of(volume_id))
 
     def list_health(self, after: str, most: int) -> Page[tuple[str, Sequence[model.Health]]]:
         found = collect(
             self._parts.pools,
             shown(
-                lambda pool, start, limit: pool.unhealthy(after=start, limit=limit),
+                lambda pool, start, limit: pool.health.unhealthy(after=start, limit=limit),
                 lambda health: not ids.is_ephemeral(health.volume_id),
             ),
             lambda health: health.volume_id,
@@ -92,7 +92,7 @@ class Volumes(ControllerOperations):
         return Page([(each.volume_id, health_from(each.entries)) for each in found.items], found.next)
 
     def why_not_valid(self, question: Validation) -> str:
-        volume = self._parts.persistent_pool(question.volume_id).volume(question.volume_id)
+        volume = self._parts.persistent_pool(question.volume_id).volumes.get(question.volume_id)
         for access in question.accesses:
             if why := why_unsupported_by(volume, access):
                 return why
@@ -126,7 +126,7 @@ class Volumes(ControllerOperations):
 
     def expand_volume(self, volume_id: str, size: model.SizeRange, access: Access | None) -> model.Expanded:
         pool = self._parts.persistent_pool(volume_id)
-        if access is not None and (why := why_unsupported_by(pool.volume(volume_id), access)):
+        if access is not None and (why := why_unsupported_by(pool.volumes.get(volume_id), access)):
             raise InvalidRequest(f"volume_capability: {why}")
         volume = pool.expand_volume(volume_id, size.required, size.limit)
         is_image = volume.kind is VolumeKind.IMAGE
@@ -138,8 +138,8 @@ class Volumes(ControllerOperations):
 
     def modify_volume(self, volume_id: str, parameters: Mapping[str, str]) -> None:
         pool, changes = self._parts.persistent_pool(volume_id), dict(parameters)
-        create_request.check_limits(self._parts, changes, pool.volume(volume_id).kind)
-        volume = pool.modify_volume(volume_id, changes)
+        create_request.check_limits(self._parts, changes, pool.volumes.get(volume_id).kind)
+        volume = pool.volumes.modify(volume_id, changes)
         retune(self._parts, pool, volume)
         log.info("volume modified", volume=volume_id, keys=sorted(changes))
 

@@ -93,7 +93,7 @@ def subject_of(pool: Pool, source: Snapshot | Volume, since: Snapshot | None = N
         if since is not None:
             raise InvalidValue("since", "only a snapshot can be compared with a snapshot; cut one first")
         return _directory_at_rest(pool, source) if is_directory else _volume_at_rest(pool, source)
-    volume = pool.find_volume(source.volume_id)
+    volume = pool.volumes.find(source.volume_id)
     header = Header(
         source=identity_of(pool, source),
         volume_id=source.volume_id,
@@ -111,10 +111,10 @@ def subject_of(pool: Pool, source: Snapshot | Volume, since: Snapshot | None = N
     if is_directory:
         return ExportSource(header, source.data, _no_ranges)
     if since is None:
-        return ExportSource(header, source.data, lambda start: pool.allocated(source.id, start).ranges)
+        return ExportSource(header, source.data, lambda start: pool.blocks.allocated(source.id, start).ranges)
     base = since.id
-    pool.changed(base, source.id)  # says now what is wrong with the pair
-    return ExportSource(header, source.data, lambda start: pool.changed(base, source.id, start).ranges)
+    pool.blocks.changed(base, source.id)  # says now what is wrong with the pair
+    return ExportSource(header, source.data, lambda start: pool.blocks.changed(base, source.id, start).ranges)
 
 
 def identity_of(pool: Pool, snapshot: Snapshot) -> str:

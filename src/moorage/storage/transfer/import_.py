@@ -182,7 +182,7 @@ def discard_unfinished(pool: Pool, ident: str) -> bool:
 
 def _already(pool: Pool, ident: str, header: Header, request: ImportRequest) -> Volume | None:
     """The volume if it has this very content; an error if the name is taken by another."""
-    existing = pool.volume(ident) if request.onto else pool.find_volume(ident)
+    existing = pool.volumes.get(ident) if request.onto else pool.volumes.find(ident)
     if existing is None:
         return None
     if state_of(existing) == header.source:
@@ -205,7 +205,7 @@ def _base_of(pool: Pool, header: Header, request: ImportRequest) -> Path | None:
         return None
     wanted = header.base_snapshot_id
     if request.onto:
-        volume = pool.volume(request.onto)
+        volume = pool.volumes.get(request.onto)
         found = state_of(volume)
         if found != header.base:
             why = "has another state" if found else "was not imported, or was changed since"
@@ -214,7 +214,7 @@ def _base_of(pool: Pool, header: Header, request: ImportRequest) -> Path | None:
                 "so the result would be damaged"
             )
         return volume.data
-    snapshot = pool.find_snapshot(wanted)
+    snapshot = pool.snapshots.find(wanted)
     if snapshot is None or identity_of(pool, snapshot) != header.base:
         raise WrongBase(
             f"the stream holds only what changed since snapshot {wanted}, which is not in pool {pool.name}; "
@@ -236,7 +236,7 @@ def _check_header(header: Header) -> None:
 
 
 def _check_room(pool: Pool, header: Header, ident: str) -> None:
-    existing = pool.find_volume(ident)
+    existing = pool.volumes.find(ident)
     more = _most_bytes(header) - (existing.size_bytes if existing is not None else 0)
     available = pool.capacity().available_bytes
     if more > available:
@@ -425,13 +425,13 @@ def _publish(pool: Pool, place: str, header: Header, name: str, ident: str) -> V
     if not is_directory:
         os.unlink(os.path.join(context.layout.volumes, ident, _PROGRESS))
     fsync_path(os.path.join(pool.directory, IMPORTS))
-    return pool.volume(ident)
+    return pool.volumes.get(ident)
 
 
 def _replace_data(pool: Pool, place: str, header: Header, ident: str) -> Volume:
     """Give a volume its new data in one rename; its lineage knows both states before."""
     new = os.path.join(place, DATA_FILE)
-    with pool.held(ident) as volume:
+    with pool.volumes.locked(ident) as volume:
         use = observe(volume.data, volume.kind)
         if use:
             raise VolumeInUse(f"volume {ident} is still in use on this node: {use.holders}")
@@ -449,4 +449,4 @@ def _replace_data(pool: Pool, place: str, header: Header, ident: str) -> Volume:
     if rounded_up(header.size_bytes) > volume.size_bytes:
         pool.expand_volume(ident, header.size_bytes)
     remove_tree(place)
-    return pool.volume(ident)
+    return pool.volumes.get(ident)

@@ -89,7 +89,7 @@ def look_at_pool(world: Inventory, pool: Pool) -> None:
     owner = _owner_of(pool)
     world.trash += [
         SeenTrash(item.entry, item.name, where, item.deleted_ns / 1e9, item.expires_ns / 1e9, owner)
-        for item in pool.trash()
+        for item in pool.trash.listed()
     ]
 
 
@@ -103,7 +103,7 @@ def _look_at_holds(world: Inventory, pool: Pool, ident: str, use: str) -> None:
     attach = os.path.join(pool.context.layout.volumes, ident, "attach")
     states = [name for name in _names(attach) if not name.startswith(".")]  # the others are drafts
     since = max((_mtime(os.path.join(attach, name), world.now_s) for name in states), default=world.now_s)
-    for held in pool.attachments(ident):
+    for held in pool.attachments.of_volume(ident):
         world.holds.append(SeenHold(ident, held.node_id, str(pool.directory), since, use))
 
 
@@ -170,7 +170,7 @@ def _look_at_files(world: Inventory, pool: Pool) -> None:
         world.files.append(SeenFile("temporary", name, where, why, _mtime(path, world.now_s), alive))
     for ident, moved, alive in unfinished(pool):
         world.files.append(SeenFile("import", ident, where, "an import that did not end", moved, alive))
-    for cut in pool.snapshots().items:
+    for cut in pool.snapshots.page().items:
         if FOR_EXPORT in cut.parameters:
             why = f"an export of {cut.volume_id} cut it and did not end"
             world.files.append(SeenFile("export-snapshot", cut.id, where, why, cut.created_ns / 1e9))

@@ -110,14 +110,14 @@ def _remove(finding: Orphan, pool: Pool) -> None:
             Trash(pool.context).reclaim(finding.id)
         case "pool-attachment":
             volume, _, node = finding.id.partition(" ")
-            pool.detach(volume, node)
+            pool.attachments.detach(volume, node)
         case other:
             raise Vanished(f"nothing is known about a {other}")
 
 
 def _remove_volume(pool: Pool, ident: str) -> None:
     """To the trash, for a day at least: the cluster may have been the wrong one."""
-    pool.modify_volume(ident, {"trashRetention": KEPT_IN_TRASH})
+    pool.volumes.modify(ident, {"trashRetention": KEPT_IN_TRASH})
     if not pool.delete_volume(ident):
         raise Vanished(f"volume {ident} is gone")
 
