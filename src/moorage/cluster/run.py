@@ -28,7 +28,9 @@ from moorage.controllers import run as controllers
 from moorage.errors import MoorageError, UsageError
 from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
-from moorage.kube.objects import CSINode, Lease, Node, seconds_of
+from moorage.kube.control.events import Recorder
+from moorage.kube.names import DRIVER_EXITED
+from moorage.kube.objects import CSINode, Lease, Node, ObjectReference, seconds_of
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -61,7 +63,8 @@ class Cluster:
     def __init__(self, settings: UpSettings) -> None:
         self.settings = settings
         self.layout = settings.layout
-        self.supervisor = ProcessSupervisor()
+        self.supervisor = ProcessSupervisor(self._part_changed)
+        self._recorder: Recorder | None = None
         self.server: ApiServer | None = None
         self._lock = -1
 
@@ -144,10 +147,18 @@ class Cluster:
         _write_kubeconfig(self._internal_kubeconfig, self.layout.api_socket, self.server.token)
 
     async def _run_controllers(self) -> None:
-        async with Client(
-            kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-controllers"
-        ) as client:
+        async with (
+            Client(kube_config.from_kubeconfig(self._internal_kubeconfig), identity="moorage-controllers") as client,
+            Recorder(client, "moorage-up") as self._recorder,
+        ):
             await controllers.run(client, controllers.ControllerSettings(names=tuple(controllers.CONTROLLERS)))
+
+    def _part_changed(self, part: Part) -> None:
+        """Record that a driver has crashed, as an event about its node. Its uid is its name, as a kubelet writes it."""
+        node = next((name for name in self.settings.node_names if _driver(name) == part.name), None)
+        if node is not None and part.state == "restarting" and self._recorder is not None:
+            about = ObjectReference(api_version="v1", kind="Node", name=node, uid=node)
+            self._recorder.warning(about, DRIVER_EXITED, part.last_failure)
 
     def _start_driver(self, node: str, pool: PoolReport | None) -> None:
         if self.settings.has_foreign_socket:

@@ -124,7 +124,7 @@ class ProcessSupervisor:
         self._on_change(part)
         code = await part.process.wait()
         part.pid, part.process = 0, None
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
     async def _stop_process(self, part: Part) -> None:
         process = part.process

@@ -19,6 +19,7 @@ from moorage.csi.errors import CsiError
 from moorage.csi.generated import csi_pb2 as pb
 from moorage.csi.generated import registration_pb2
 from moorage.csi.generated.csi_calls import CsiCalls
+from moorage.csi.pending import Calls
 from moorage.csi.runtime import keep_running
 
 _Response = TypeVar("_Response", bound=Message)
@@ -51,7 +52,8 @@ class CsiClient(CsiCalls):
 
     Call `await client.CreateVolume(pb.CreateVolumeRequest(...), timeout_s=30)`. A failed call raises CsiError.
     `on_connection_lost` is called in the event loop each time an established connection breaks. `observe` is called
-    after each unary call with its path, its code and its seconds. Use as `async with`, or call `close`.
+    after each unary call with its path, its code and its seconds. `calls` holds the unary calls in flight.
+    Use as `async with`, or call `close`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class CsiClient(CsiCalls):
         self.timeout_s = timeout_s
         self._on_lost = on_connection_lost
         self._observe = observe
+        self.calls = Calls()
         self._channel: Any = None  # opened by the first call, because gRPC ties a channel to the running event loop
         self._methods: dict[str, Any] = {}
         self._watcher: asyncio.Task[None] | None = None
@@ -150,6 +153,7 @@ class CsiClient(CsiCalls):
         method = path.rpartition("/")[2]
         self._begin(method)
         started = asyncio.get_running_loop().time()
+        pending = self.calls.begin(method, request)
         code = "CANCELLED"  # until the call has ended otherwise
         if path not in self._methods:
             self._methods[path] = self._channel.unary_unary(path)
@@ -170,8 +174,10 @@ class CsiClient(CsiCalls):
             self._raise_if_closed(method)
             raise
         finally:
+            seconds = asyncio.get_running_loop().time() - started
+            self.calls.end(pending, code, seconds)
             if self._observe is not None:
-                self._observe(path, code, asyncio.get_running_loop().time() - started)
+                self._observe(path, code, seconds)
 
     async def _stream(
         self, path: str, request: Message, response: type[_Response], timeout_s: float | None

@@ -53,8 +53,11 @@ class ClusterView:
     unreadable: dict[str, str] = field(default_factory=dict)  # kind -> why it could not be read
 
     def events_of(self, obj: KubeObject) -> list[Event]:
-        """Return the events about exactly this object, newest first."""
-        return self.events.get(obj.uid, [])
+        """Return the events about exactly this object, newest first. Those of a node may hold its name as the uid."""
+        found = self.events.get(obj.uid, [])
+        if isinstance(obj, Node):
+            found = sorted([*found, *self.events.get(obj.name, [])], key=last_seen, reverse=True)
+        return found
 
     def warning(self, obj: KubeObject, *reasons: str) -> Event | None:
         """Return the newest warning about an object, with one of the reasons if any are given."""

@@ -115,6 +115,10 @@ class Reader:
         chosen = f"involvedObject.name={name},involvedObject.kind={kind.resource.kind}"
         await self._once((Event, kind, key), self._events, namespace or "default", chosen)
 
+    async def events_with(self, reason: str) -> None:
+        """All events with a reason, of whatever object: for reasons that are rare."""
+        await self._once((Event, reason), self._events, "", f"reason={reason}")
+
     async def all_events(self) -> None:
         await self._events("", "")
 
@@ -128,7 +132,8 @@ class Reader:
         for event in found.items:
             told.setdefault(event.involved_object.uid, []).append(event)
         for uid, some in told.items():
-            self.view.events[uid] = sorted(some, key=last_seen, reverse=True)
+            known = {event.uid: event for event in (*self.view.events.get(uid, ()), *some)}
+            self.view.events[uid] = sorted(known.values(), key=last_seen, reverse=True)
 
     async def leases(self, driver: str) -> None:
         """The leases of a driver's sidecars, in every namespace. Never all leases, of which every node has one."""

@@ -8,12 +8,13 @@ Start reading at: `read_around`, `Surroundings.claim`.
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from moorage.csi.pending import WAITING
 from moorage.insight.causes.model import code_in
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of, nodes_that_fit
 from moorage.insight.reader import Reader
 from moorage.kube.api.client import Client
-from moorage.kube.names import NO_PROVISIONER
+from moorage.kube.names import DRIVER_EXITED, NO_PROVISIONER
 from moorage.kube.objects import (
     CSIDriver,
     CSINode,
@@ -95,7 +96,12 @@ class Surroundings:
             self._read.one(CSINode, name),
             self._read.all(VolumeAttachment),
             self._read.events(Node, name),
+            self._read.events_with(WAITING),
+            self._read.events_with(DRIVER_EXITED),
         )
+        waiting = [events[0].involved_object for events in self._view.events.values()]
+        pods = [f"{one.namespace}/{one.name}" for one in waiting if one.kind == "Pod"]
+        await asyncio.gather(*(self._read.events(Pod, key) for key in pods))
 
     async def _claim(self, key: str) -> None:
         await asyncio.gather(
@@ -163,7 +169,12 @@ class Surroundings:
         if storage_class is None or (claim.status.phase == "Bound" and not _asks_for_more(claim)):
             return
         driver = storage_class.provisioner
-        work = [self._read.leases(driver), self._read.secrets(storage_class), self._installed(driver)]
+        work = [
+            self._read.events_with(DRIVER_EXITED),
+            self._read.leases(driver),
+            self._read.secrets(storage_class),
+            self._installed(driver),
+        ]
         if storage_class.allowed_topologies:
             work.append(self._read.all(Node))
         if any(code_in(event.message) == "RESOURCE_EXHAUSTED" for event in self._view.events_of(claim)):
@@ -233,7 +244,9 @@ class Surroundings:
             return
         claims = claims_of(pod)
         self._of_pods.update(claims)
-        node: list[Awaitable[None]] = [self._read.one(CSINode, pod.spec.node_name)] if pod.spec.node_name else []
+        node: list[Awaitable[None]] = []
+        if pod.spec.node_name:
+            node = [self._read.one(CSINode, pod.spec.node_name), self._read.events_with(DRIVER_EXITED)]
         waits = pod.status.phase in ("", "Pending")
         has_no_node = waits and not pod.spec.node_name
         capacity: list[Awaitable[None]] = [self._read.all(CSINode)] if has_no_node else []

@@ -34,6 +34,7 @@ DEFAULT_GROUP_SNAPSHOT_CLASS: Final = "groupsnapshot.storage.kubernetes.io/is-de
 
 # Annotations, labels and taints of nodes, attachments and pods.
 MANAGED_ATTACH: Final = "volumes.kubernetes.io/controller-managed-attach-detach"
+DRIVER_EXITED: Final = "DriverExited"  # the reason of an event about a node, written by `moorage up`
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 HOSTNAME: Final = "kubernetes.io/hostname"

@@ -14,17 +14,18 @@ import os
 import resource
 import time
 from collections.abc import Callable, Collection, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+from moorage.csi.pending import on_behalf_of
 from moorage.errors import MoorageError, UsageError
 from moorage.kube.api.client import Client
 from moorage.kube.cache.by_name import ByNameInformer
 from moorage.kube.cache.informer import Informers
 from moorage.kube.control.events import Recorder
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.kube.objects.meta import ObjectReference
+from moorage.kube.objects.meta import KubeObject, ObjectReference
 from moorage.kube.objects.storage import CSIDriver
 from moorage.log import get_logger
 from moorage.node.config import KEEP, REMOVE, AgentConfig
@@ -49,7 +50,7 @@ from moorage.node.volumes.mounters.builtin import PlainMounter
 from moorage.node.volumes.mounters.csi_block import BlockMounter
 from moorage.node.volumes.mounters.csi_filesystem import FilesystemMounter
 from moorage.node.volumes.sources import Sources
-from moorage.node.volumes.state import CsiSource, StepOutcome, VolumeAction, VolumeUse
+from moorage.node.volumes.state import CsiSource, Expand, StepOutcome, UnmountVolume, VolumeAction, VolumeUse
 from moorage.node.volumes.state import MountVolume as Mount
 from moorage.node.volumes.stats import VolumeStats
 from moorage.process import run_unless
@@ -114,6 +115,7 @@ class Agent:
             BlockMounter(layout, node, registry, fetch),
             PlainMounter(layout, fetch),
             Grower(layout, self.client, registry, fetch, self.claims, self.recorder),
+            self._concern,
         )
         se_linux = self.config.has_se_linux
         sources = Sources(self.claims, self.pvs, self.drivers, self.nodes, node, has_se_linux=se_linux)
@@ -140,6 +142,15 @@ class Agent:
     def _wanted_volumes(self) -> Collection[str]:
         claims = (self.claims.get(key) for key in self.volumes.claims_wanted)
         return {claim.spec.volume_name for claim in claims if claim is not None and claim.spec.volume_name}
+
+    def _concern(self, action: VolumeAction) -> AbstractContextManager[None]:
+        """Calls for an action are for its pod; when that is gone already, for the node."""
+        about: ObjectReference | KubeObject | None = self.nodes.get(self.config.node_name)
+        if isinstance(action, Mount | Expand):
+            about = _reference(action.use)
+        elif isinstance(action, UnmountVolume) and (worker := self.pods.workers.get(action.uid)) is not None:
+            about = worker.pod or about
+        return on_behalf_of(self.recorder.event, about) if about is not None else nullcontext()
 
     def _volume_failed(self, action: VolumeAction, outcome: StepOutcome) -> None:
         if not isinstance(action, Mount):

@@ -49,7 +49,7 @@ class DriverConnection:
         """Connect and read the driver's name. The registrar needs nothing else."""
         await self._connected()
         self._lost.clear()
-        self.name = await self._retry(self._learn_name)
+        self.name = self.client.calls.driver = await self._retry(self._learn_name)
 
     async def discover(self, ask_node: bool = False) -> None:
         """Wait until the driver is ready, and read what it can do."""

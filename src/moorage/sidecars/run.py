@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
+from moorage.csi.pending import in_flight_text
 from moorage.errors import MoorageError, UsageError
 from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
@@ -139,10 +140,13 @@ class _Process:
             self._checks["registration"] = _not_registering
         if settings.endpoint:
             host, port = http.address_from(settings.endpoint)
-            served = http.serve(host, port, checks, self._metrics.page, settings.metrics_path)
+            served = http.serve(host, port, checks, self._metrics_page, settings.metrics_path)
             await stack.enter_async_context(served)
         if self._wanted.health_port:
             await stack.enter_async_context(http.serve("0.0.0.0", self._wanted.health_port, checks))
+
+    def _metrics_page(self) -> bytes:
+        return self._metrics.page() + in_flight_text([*self._driver.client.calls.pending]).encode()
 
     async def _roles(self, stack: AsyncExitStack) -> frozenset[Role]:
         asked = self._wanted.roles

@@ -178,13 +178,16 @@ class Lab:
 
     async def check_well(self, reference: str) -> Story:
         """Wait until nothing is wrong with an object."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                story = await explain(self.client, reference, "default")
-                if not story.stuck:
-                    assert "nothing is wrong" in story.sentence
-                    return story
-                await asyncio.sleep(0.03)
+        story: Story | None = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while story is None or story.stuck:
+                    story = await explain(self.client, reference, "default")
+                    await asyncio.sleep(0.03)
+        except TimeoutError:
+            pytest.fail(f"{reference}: is not well: {story}")
+        assert "nothing is wrong" in story.sentence
+        return story
 
     def control(self, *names: str, client_of: type[Client] = Client) -> None:
         """Start controllers."""

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from moorage.csi import pending
 from moorage.errors import MoorageError
 from moorage.host import libc, mountinfo, mounts
 from moorage.kube.api import config as kube_config
@@ -281,3 +282,20 @@ async def test_what_goes_well_is_told_later_while_many_volumes_wait_for_a_driver
 
 async def is_told(lab, count):
     return len(await lab.messages("Started")) == count
+
+
+async def test_a_call_without_answer_is_told_on_the_pod_while_it_waits(lab, monkeypatch):
+    monkeypatch.setattr(pending, "FIRST_S", 0.1)
+    await lab.start_agent()
+    async with lab.driver() as driver:
+        await lab.driver_object()
+        await lab.volume()
+        gate = driver.hold("NodeStageVolume")
+        await lab.pod()
+        [message] = await lab.until(lambda: lab.messages("WaitingForDriver"), what="the wait is told")
+        assert message.startswith("NodeStageVolume has been waiting for driver scripted.dev since ")
+        gate.set()
+        [message] = await lab.until(lambda: lab.messages("DriverAnswered"), what="the answer is told")
+        assert message.startswith("driver scripted.dev answered NodeStageVolume after ")
+        await lab.phase("p1", "Running")
+        await lab.end("p1")

@@ -31,7 +31,7 @@ async def test_a_process_that_dies_is_started_again_and_its_end_is_named(tmp_pat
     os.kill(first, signal.SIGKILL)
     await until(lambda: part.pid not in (0, first))
     assert part.restarts == 1
-    assert part.last_failure == "killed by signal 9"
+    assert part.last_failure == "was killed by signal 9"
     await supervisor.stop(["sleeper"])
     assert part.state == "stopped"
     with pytest.raises(ProcessLookupError):

@@ -10,6 +10,7 @@ from moorage.insight.causes.advice import Advice
 from moorage.insight.causes.model import REGISTRY, Cause, Finding
 
 _MODULES = (
+    "driver_waits",
     "claims",
     "claims_source",
     "claims_provisioning",

@@ -12,6 +12,7 @@ from moorage.insight.causes.model import Finding, cause, code_in, driver_words, 
 from moorage.insight.causes.room import most_room, place_keys, places, show_room
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import default_classes, is_leaderless, leases_of
+from moorage.insight.waiting import exits_on
 from moorage.kube.names import NO_PROVISIONER, SELECTED_NODE
 from moorage.kube.objects import Event, PersistentVolumeClaim, Pod, seconds_of
 from moorage.kube.quantity import bytes_text
@@ -288,8 +289,10 @@ def driver_silent(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | 
     event = view.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) not in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
         return None
+    crashed = exits_on(view, "")
+    why = f" (its process {crashed})" if crashed else ""
     return Finding(
-        f"driver {asked_of(claim)} does not answer: {driver_words(event.message)}",
+        f"driver {asked_of(claim)} does not answer{why}: {driver_words(event.message)}",
         pods_like("csi"),
         said(event),
     )
@@ -326,8 +329,10 @@ def provisioner_not_running(view: ClusterView, claim: PersistentVolumeClaim) -> 
         return None
     if any(event.reason.startswith("Provisioning") for event in view.events_of(claim)):
         return None
+    crashed = exits_on(view, "")
+    why = f"the driver's process {crashed}" if crashed else "is it running?"
     return Finding(
-        f"it was handed to the provisioner of {driver}, which has not answered; is it running?",
+        f"it was handed to the provisioner of {driver}, which has not answered; {why}",
         pods_like("provisioner"),
         said(_newest(view, claim)),
     )

@@ -2,6 +2,7 @@
 
 from moorage.insight.causes.model import Finding, cause
 from moorage.insight.cluster_view import ClusterView
+from moorage.insight.waiting import exits_on
 from moorage.kube.names import OUT_OF_SERVICE
 from moorage.kube.objects import Node
 from moorage.suggest import kubectl
@@ -52,7 +53,9 @@ def without_drivers(view: ClusterView, node: Node) -> Finding | None:
     found = view.node_drivers.get(node.name)
     if found is not None and found.spec.drivers:
         return None
-    return Finding("no CSI driver is registered on it", kubectl("get", "csinodes"))
+    crashed = exits_on(view, node.name)
+    why = f": its driver's process {crashed}" if crashed else ""
+    return Finding(f"no CSI driver is registered on it{why}", kubectl("get", "csinodes"))
 
 
 @cause(

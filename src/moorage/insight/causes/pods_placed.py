@@ -4,6 +4,7 @@ from moorage.insight.causes.advice import Advice, out_of_service
 from moorage.insight.causes.model import Finding, cause, names, said
 from moorage.insight.causes.pods import is_starting
 from moorage.insight.cluster_view import ClusterView
+from moorage.insight.waiting import exits_on
 from moorage.kube.objects import Event, Pod, VolumeAttachment
 from moorage.kube.volumes import requires_attach
 from moorage.suggest import Command, in_words, kubectl
@@ -110,8 +111,10 @@ def driver_not_registered(view: ClusterView, pod: Pod) -> Finding | None:
     wanted |= {volume.csi.driver for volume in pod.spec.volumes if volume.csi is not None}
     for driver in sorted(wanted):
         if not view.has_driver(pod.spec.node_name, driver):
+            crashed = exits_on(view, pod.spec.node_name)
+            why = f": its process {crashed}" if crashed else ""
             return Finding(
-                f"driver {driver} is not registered on node {pod.spec.node_name}",
+                f"driver {driver} is not registered on node {pod.spec.node_name}{why}",
                 kubectl("get", "csinode", pod.spec.node_name, flags=("-o", "yaml")),
                 said(_mount_event(view, pod)),
             )

@@ -5,6 +5,7 @@ import re
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.causes.pods import is_starting
 from moorage.insight.cluster_view import ClusterView
+from moorage.insight.waiting import exits_on
 from moorage.kube.objects import ContainerStatus, Event, Pod
 from moorage.suggest import Command, kubectl
 
@@ -104,7 +105,10 @@ def driver_silent(view: ClusterView, pod: Pod) -> Finding | None:
     )
     if event is None or not any(sign in event.message.lower() for sign in signs):
         return None
-    return Finding(f"the driver on node {pod.spec.node_name} does not answer: {event.message}", _step(pod), said(event))
+    crashed = exits_on(view, pod.spec.node_name)
+    why = f" (its process {crashed})" if crashed else ""
+    sentence = f"the driver on node {pod.spec.node_name} does not answer{why}: {event.message}"
+    return Finding(sentence, _step(pod), said(event))
 
 
 @cause(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from moorage.csi.capabilities import node_capabilities
 from moorage.csi.client import CsiClient
+from moorage.csi.pending import PendingCall
 from moorage.errors import MoorageError
 
 CALL_TIMEOUT_S = 120.0
@@ -34,6 +35,7 @@ class RegisteredDriver:
         self.endpoint = endpoint
         self.version = version
         self.client = CsiClient(endpoint, timeout_s=timeout_s, on_connection_lost=self._forget_capabilities)
+        self.client.calls.driver = name
         self._question: asyncio.Task[frozenset[str]] | None = None  # which holds the answer, once it has come
         self._asking: set[asyncio.Task[frozenset[str]]] = set()
 
@@ -83,6 +85,10 @@ class DriverRegistry:
 
     def find(self, name: str) -> RegisteredDriver | None:
         return self._drivers.get(name)
+
+    def calls_in_flight(self) -> list[PendingCall]:
+        """Return the calls that registered drivers have not answered yet."""
+        return [call for driver in self._drivers.values() for call in driver.client.calls.pending]
 
     def names(self) -> list[str]:
         return sorted(self._drivers)

@@ -14,6 +14,7 @@ import prometheus_client
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from moorage.csi.pending import in_flight_text
 from moorage.errors import InvalidRequest, MoorageError
 from moorage.kube.api.client import Client
 from moorage.kube.objects.core import PodSpec
@@ -129,6 +130,7 @@ class Endpoint:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         text = prometheus_client.generate_latest().decode() + figures.prometheus(await self._stats.read())
+        text += in_flight_text(self._stats.calls_in_flight())
         return web.Response(text=text, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:

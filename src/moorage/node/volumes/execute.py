@@ -6,6 +6,8 @@ Start reading at: `Executor.execute`.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -47,7 +49,16 @@ class Mounter(Protocol):
 class VolumeExecutor:
     """Acts on drivers and on the disk."""
 
-    def __init__(self, filesystem: Mounter, block: Mounter, plain: Mounter, grower: Grower) -> None:
+    def __init__(
+        self,
+        filesystem: Mounter,
+        block: Mounter,
+        plain: Mounter,
+        grower: Grower,
+        concern: Callable[[VolumeAction], AbstractContextManager[None]] = lambda action: nullcontext(),
+    ) -> None:
+        """`concern` is entered around each action; see `moorage.csi.pending.on_behalf_of`."""
+        self._concern = concern
         self._filesystem = filesystem
         self._block = block
         self._plain = plain
@@ -55,6 +66,10 @@ class VolumeExecutor:
 
     async def execute(self, action: VolumeAction, volume: ActualVolume) -> StepOutcome:
         """The action's outcome; only cancellation of the caller is raised."""
+        with self._concern(action):
+            return await self._execute(action, volume)
+
+    async def _execute(self, action: VolumeAction, volume: ActualVolume) -> StepOutcome:
         reached = StepOutcome()
         try:
             match action:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.csi.pending import PendingCall
 from moorage.errors import MoorageError
 from moorage.kube.volumes import VolumeName
 from moorage.log import get_logger
@@ -71,6 +72,10 @@ class VolumeStats:
         self._wall = wall
         self._known: dict[tuple[PodUid, VolumeName], tuple[float, Usage]] = {}
         self._asking = asyncio.Lock()
+
+    def calls_in_flight(self) -> list[PendingCall]:
+        """Return the calls that drivers have not answered yet."""
+        return self._registry.calls_in_flight()
 
     async def read(self) -> list[Usage]:
         """Every mounted CSI volume; one whose driver does not answer is left out."""

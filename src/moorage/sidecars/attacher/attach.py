@@ -12,9 +12,11 @@ import grpc
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.csi.pending import on_behalf_of
 from moorage.errors import MoorageError
 from moorage.kube import names
 from moorage.kube.api.client import PatchType
+from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.objects import PersistentVolume, VolumeAttachment, VolumeSpec
 from moorage.kube.objects.meta import timestamp_text
@@ -30,8 +32,9 @@ log = get_logger(__name__)
 class AttachmentWorker:
     """Attaches and detaches; `sync` and `sync_volume` are the work of the two queues."""
 
-    def __init__(self, context: RoleContext) -> None:
+    def __init__(self, context: RoleContext, events: Recorder) -> None:
         self._context = context
+        self._events = events
         self._forced: set[str] = set()
 
     @property
@@ -99,7 +102,8 @@ class AttachmentWorker:
         request = await self._publish_request(spec, node_id)
         attachment = await self._mark(attachment, node_id)
         timeout_s = context.settings.timeout_for("attacher")
-        answer = await context.driver.client.ControllerPublishVolume(request, timeout_s=timeout_s)
+        with on_behalf_of(self._events.event, attachment):
+            answer = await context.driver.client.ControllerPublishVolume(request, timeout_s=timeout_s)
         stale = dict.fromkeys(attachment.status.attachment_metadata)  # a merge patch would keep them
         metadata: dict[str, str | None] = {**stale, **answer.publish_context}
         status = {"attached": True, "attachmentMetadata": metadata or None, "attachError": None}
@@ -120,7 +124,8 @@ class AttachmentWorker:
             secrets=await read_secret(context.client, spec.csi.controller_publish_secret_ref),
         )
         timeout_s = context.settings.timeout_for("attacher")
-        await context.driver.client.ControllerUnpublishVolume(request, timeout_s=timeout_s)
+        with on_behalf_of(self._events.event, attachment):
+            await context.driver.client.ControllerUnpublishVolume(request, timeout_s=timeout_s)
         await self._record_detached(attachment)
         log.info("volume detached", volume=request.volume_id, node=attachment.spec.node_name)
 

@@ -22,7 +22,8 @@ class Attacher:
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
-        self._worker = AttachmentWorker(context)
+        self._events = context.recorder(f"external-attacher {context.driver.name}")
+        self._worker = AttachmentWorker(context, self._events)
         workers = context.settings.workers_for(Role.ATTACHER)
         self._attachments = context.controller("csi-attacher-va", self._worker.sync, workers)
         self._volumes = context.controller("csi-attacher-pv", self._worker.sync_volume, workers)
@@ -35,12 +36,13 @@ class Attacher:
             await run([self._attachments], [of_attachments])
             return
         compares = can.controller("LIST_VOLUMES") and can.controller("LIST_VOLUMES_PUBLISHED_NODES")
-        await run(
-            [self._attachments, self._volumes],
-            [of_attachments, Watch(caches.volumes, self._on_volume)],
-            reads=[caches.csi_nodes],
-            beside=[self._compare_forever] if compares else [],
-        )
+        async with self._events:
+            await run(
+                [self._attachments, self._volumes],
+                [of_attachments, Watch(caches.volumes, self._on_volume)],
+                reads=[caches.csi_nodes],
+                beside=[self._compare_forever] if compares else [],
+            )
 
     def _is_ours(self, attachment: VolumeAttachment) -> bool:
         """Of our driver; with one process per node, also of our node."""

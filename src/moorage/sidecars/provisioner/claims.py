@@ -11,6 +11,7 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.csi.pending import on_behalf_of
 from moorage.kube import names
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import AlreadyExists, ApiError, NotFound
@@ -155,7 +156,8 @@ class ClaimWorker:
         except (BadSecret, ApiError) as error:
             raise ProvisionError(str(error), ProvisioningState.NO_CHANGE) from error
         try:
-            response = await context.driver.client.CreateVolume(request, timeout_s=timeout_s)
+            with on_behalf_of(self._events.event, attempt.claim):
+                response = await context.driver.client.CreateVolume(request, timeout_s=timeout_s)
         except CsiError as error:
             for tell in context.on_failed_creation:
                 tell(attempt.class_name)

@@ -8,6 +8,7 @@ import time
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.csi.pending import on_behalf_of
 from moorage.kube import names
 from moorage.kube.api.client import PatchType
 from moorage.kube.control.events import Recorder
@@ -81,7 +82,8 @@ class VolumeWorker:
         request = pb.DeleteVolumeRequest(volume_id=csi.volume_handle, secrets=secrets)
         try:
             timeout_s = self._context.settings.timeout_for("provisioner")
-            await self._context.driver.client.DeleteVolume(request, timeout_s=timeout_s)
+            with on_behalf_of(self._events.event, volume):
+                await self._context.driver.client.DeleteVolume(request, timeout_s=timeout_s)
         except CsiError as error:
             self._context.metrics.deleted.failed(volume.spec.storage_class_name)
             follows = self._context.settings.retry_words

@@ -10,6 +10,7 @@ from typing import Any
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.csi.pending import on_behalf_of
 from moorage.kube import names
 from moorage.kube.api.client import PatchType
 from moorage.kube.control.events import Recorder
@@ -122,7 +123,8 @@ class ExpandWorker:
         self._events.normal(claim, "Resizing", begins)
         try:
             timeout_s = context.settings.timeout_for("resizer")
-            answer = await context.driver.client.ControllerExpandVolume(request, timeout_s=timeout_s)
+            with on_behalf_of(self._events.event, claim):
+                answer = await context.driver.client.ControllerExpandVolume(request, timeout_s=timeout_s)
         except CsiError as error:
             await self._failed(claim, error, size)
             raise

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
+from moorage.csi.pending import on_behalf_of
 from moorage.kube import names
 from moorage.kube.api.client import PatchType
 from moorage.kube.control.events import Recorder
@@ -123,7 +124,8 @@ class ModifyWorker:
         )
         try:
             timeout_s = context.settings.timeout_for("resizer")
-            await context.driver.client.ControllerModifyVolume(request, timeout_s=timeout_s)
+            with on_behalf_of(self._events.event, claim):
+                await context.driver.client.ControllerModifyVolume(request, timeout_s=timeout_s)
         except CsiError as error:
             await self._failed(claim, wanted.name, error)
             raise

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
+from moorage.csi.pending import on_behalf_of
 from moorage.errors import MoorageError
 from moorage.kube import names
 from moorage.kube.control.events import Recorder
@@ -49,7 +50,8 @@ class ContentWriter(Generic[C]):
         try:
             request = await build(content)
             content = await self.mark(content, True)
-            answer = await call(request, self._timeout_s)
+            with on_behalf_of(self._events.event, content):
+                answer = await call(request, self._timeout_s)
         except MoorageError as error:
             await self.failed(content, reason, error, unmark=decide.is_over(error, was_open))
             raise
@@ -58,7 +60,8 @@ class ContentWriter(Generic[C]):
     async def ask(self, content: C, reason: str, call: Callable[[C], Awaitable[DriverAnswer]]) -> DriverAnswer:
         """Ask the driver about something that it made earlier."""
         try:
-            return await call(content)
+            with on_behalf_of(self._events.event, content):
+                return await call(content)
         except MoorageError as error:
             await self.failed(content, reason, error, unmark=False)
             raise
@@ -66,7 +69,8 @@ class ContentWriter(Generic[C]):
     async def remove(self, content: C, handle: str, call: Callable[[C], Awaitable[None]]) -> None:
         """Let the driver delete what it made."""
         try:
-            await call(content)
+            with on_behalf_of(self._events.event, content):
+                await call(content)
         except MoorageError as error:
             message = (
                 f"{self._flavour.noun} {handle} could not be deleted: {error}; {self._context.settings.retry_words}"
