@@ -2,7 +2,7 @@
 
 Owns: what is known of a call in flight, the log line of each call, and the event about one that waits.
 May not touch: Kubernetes; `on_behalf_of` is given the recorder's method and the object.
-Start reading at: `Calls.track`, `on_behalf_of`.
+Start reading at: `Calls.begin`, `on_behalf_of`.
 
 A caller that has waited for 10 seconds writes an event about the object that the call is for, and repeats it when the
 wait is six times as long. It writes another when the driver answers. The page 2026-11-calls-in-flight.md in
