@@ -47,7 +47,7 @@ class App(typer.Typer):
     """A command or a group of commands with our help. Completion belongs to `moorage` itself."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"cls": Group, "add_completion": False, "rich_markup_mode": None, **settings})
+        super().__init__(**{"cls": CommandGroup, "add_completion": False, "rich_markup_mode": None, **settings})
 
     def command(self, *words: Any, **settings: Any) -> Callable[[F], F]:
         return super().command(*words, **{"cls": Command, **settings})
@@ -60,7 +60,7 @@ class Command(TyperCommand):
         formatter.write(help_text(self, ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Several commands under one name."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -18,7 +18,7 @@ from typer.exceptions import TyperException
 
 from moorage import __version__, log
 from moorage.cli import extras, show
-from moorage.cli.app import App, Command, Group, argument_name, is_argument
+from moorage.cli.app import App, Command, CommandGroup, argument_name, is_argument
 from moorage.cli.lazy_typer import without_adapters
 from moorage.errors import MoorageError
 from moorage.suggest import did_you_mean
@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
