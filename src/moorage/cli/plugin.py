@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from moorage.cli.app import App
-from moorage.errors import UsageError
+from moorage.csi.sizes import size_from
+from moorage.errors import InvalidRequest, UsageError
 from moorage.log import JsonFormat
 from moorage.plugin.settings import DRIVER_NAME, PluginSettings, duration_s_from, fraction_from, pools_from
 
@@ -44,6 +45,16 @@ def run(
     csi_version: Annotated[
         str, typer.Option(metavar="VERSION", help="1.13 also announces alpha capabilities.")
     ] = "1.12",
+    kubelet_dir: Annotated[
+        str, typer.Option(metavar="PATH", help="Refuse mount paths outside of this directory. Otherwise any.")
+    ] = "",
+    inline_attributes: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="What pods may say of inline volumes: size, and keys of a StorageClass."),
+    ] = "size,fsType,kind",
+    inline_max_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest inline volume. 0: none are made.")
+    ] = "10Gi",
     http_endpoint: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address for /metrics and /healthz, as :8080 or 127.0.0.1:8080.")
     ] = "",
@@ -59,7 +70,7 @@ def run(
         node_id=node_id or os.uname().nodename,
         pools=pools_from(pool or []),
         scope=scope,
-        services=frozenset(word.strip() for word in services.split(",") if word.strip()),
+        services=_words(services),
         driver_name=driver_name,
         reserve_fraction=_fraction("--reserve", reserve),
         overcommit=overcommit,
@@ -67,6 +78,9 @@ def run(
         max_volumes_per_node=max_volumes_per_node,
         largest_freeze_s=freeze_limit,
         stop_grace_s=_duration("--stop-grace", stop_grace),
+        kubelet_dir=kubelet_dir,
+        inline_attributes=_words(inline_attributes),
+        inline_max_bytes=0 if inline_max_size == "0" else _bytes("--inline-max-size", inline_max_size),
         http_endpoint=http_endpoint,
         csi_version=csi_version,
     ).checked()
@@ -83,6 +97,17 @@ def become_plugin(settings: PluginSettings) -> None:
     # Many short-lived threads would otherwise leave the allocator with an arena each.
     environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
     os.execve(sys.executable, argv, environment)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",") if word.strip())
+
+
+def _bytes(flag: str, text: str) -> int:
+    try:
+        return size_from(flag, text)
+    except InvalidRequest as error:
+        raise UsageError(str(error)) from None
 
 
 def _fraction(flag: str, text: str) -> float:

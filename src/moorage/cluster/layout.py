@@ -67,6 +67,8 @@ class DataLayout:
         """Create the folders; they are for their owner only."""
         for folder in (self.root, self.api, self.logs, self.run):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self.api, self.logs, self.run):
+            folder.chmod(0o700)  # an earlier version may have made it
 
     def longest_socket(self, nodes: list[str]) -> Path | None:
         """A socket whose path is too long for the kernel, if there is one."""

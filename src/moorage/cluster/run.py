@@ -171,7 +171,7 @@ class Cluster:
             scope = "shared" if self.settings.is_shared else "node"
             words = [sys.executable, "-m", "moorage.cli.main", "--log-level", self.settings.log_level, "plugin"]
             words += ["--endpoint", endpoint, "--node-id", node, "--pool", str(pool.path), "--scope", scope]
-            words += ["--stop-grace", "20s", *self.settings.plugin_flags]
+            words += ["--kubelet-dir", str(self.layout.node(node)), "--stop-grace", "20s", *self.settings.plugin_flags]
         name = _driver(node)
         self.supervisor.start(Part(name, command=words, log_file=self.layout.log(name), stop_grace_s=25.0))
 

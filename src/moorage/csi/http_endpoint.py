@@ -14,6 +14,7 @@ from moorage.errors import UsageError
 
 _REQUEST_TIMEOUT_S = 10.0
 _LARGEST_REQUEST = 16 * 1024
+_MOST_CLIENTS = 64
 
 
 class HttpEndpoint:
@@ -28,6 +29,7 @@ class HttpEndpoint:
         self._metrics = metrics
         self._healthy = healthy
         self._server: asyncio.Server | None = None
+        self._clients: dict[asyncio.StreamWriter, None] = {}  # the oldest first
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, self._host, self.port, limit=_LARGEST_REQUEST)
@@ -42,6 +44,13 @@ class HttpEndpoint:
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (
+            len(self._clients) >= _MOST_CLIENTS
+        ):  # anyone in the cluster may connect: a new probe counts more than an idle client
+            oldest = next(iter(self._clients))
+            del self._clients[oldest]
+            oldest.transport.abort()
+        self._clients[writer] = None
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -50,6 +59,7 @@ class HttpEndpoint:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return  # a client that does not speak HTTP, or went away
         finally:
+            self._clients.pop(writer, None)
             writer.close()
 
     async def _answer(self, request_line: str) -> bytes:

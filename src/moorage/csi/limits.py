@@ -16,6 +16,7 @@ STRING_BYTES = 128
 MAP_BYTES = 4096
 PATH_BYTES = 4095  # what the kernel takes, without the NUL; CSI asks for at least 128
 NODE_ID_BYTES = 256
+MOST_ITEMS = 20_000  # of one list: more than a cluster has nodes, and few enough to look at each
 
 _PATHS = frozenset({"staging_target_path", "target_path", "volume_path", "volume_publish_path"})
 _SUMMED = frozenset({"mount_flags"})
@@ -53,6 +54,8 @@ def _check_string(name: str, field_name: str, value: str) -> None:
 
 
 def _check_repeated(field: FieldDescriptor, name: str, values: Any) -> None:
+    if len(values) > MOST_ITEMS:
+        raise InvalidRequest(f"{name} has {len(values)} items; at most {MOST_ITEMS} are allowed")
     if field.name in _SUMMED:
         size = sum(len(value.encode()) for value in values)
         if size > MAP_BYTES:

@@ -16,13 +16,13 @@ from google.protobuf.message import Message
 from moorage.csi.generated import csi_pb2
 
 STRIPPED = "***stripped***"
-_LONGEST_TEXT = 256
+_LONGEST_TEXT, _MOST_ITEMS = 256, 50
 _UNMARKED = frozenset({"mount_flags"})  # some filesystems take credentials there
 _TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"  # kubelet puts these among plain attributes
 
 
 def one_line(message: Message) -> str:
-    """`message` as JSON for a log line; secrets are replaced, long values cut short."""
+    """`message` as JSON for a log line; secrets are replaced, long values and lists cut short."""
     return json.dumps(plain(message), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -46,7 +46,8 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
     if isinstance(value, Message):
         return plain(value)
     if field.is_repeated:
-        return [_value_item(field, item) for item in value]
+        more = [f"…({len(value)} items)"] if len(value) > _MOST_ITEMS else []
+        return [_value_item(field, item) for item in value[:_MOST_ITEMS]] + more
     return _value_item(field, value)
 
 

@@ -18,14 +18,15 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.empty_pb2 import Empty as Malformed
+from google.protobuf.message import DecodeError, Message
 
 from moorage.csi import limits, redact
 from moorage.csi.endpoint import grpc_target, is_live, socket_path_from
 from moorage.csi.errors import EndpointInUse, NotServed
 from moorage.csi.metrics import CallMetrics
 from moorage.csi.runtime import keep_running
-from moorage.errors import MoorageError
+from moorage.errors import InvalidRequest, MoorageError
 from moorage.log import get_logger
 
 log = get_logger(__name__)
@@ -128,7 +129,7 @@ class _Surround(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         if handler is None:
             return None
         options = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _decoder(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
@@ -140,7 +141,7 @@ class _Surround(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         async def call(request: Message, context: Any) -> Any:
             outcome = _Outcome(name, request)
             with outcome:
-                limits.check_request(request)
+                _check(request)
                 outcome.response = await self._to_the_end(_invoke(method, request, context, name))
             await self._finish(outcome, context)
             return outcome.response
@@ -151,7 +152,7 @@ class _Surround(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         async def call(request: Message, context: Any) -> AsyncIterator[Any]:
             outcome = _Outcome(name, request)
             with outcome:
-                limits.check_request(request)
+                _check(request)
                 async for message in _messages(method, request, context, name):
                     yield message
             await self._finish(outcome, context)
@@ -177,6 +178,24 @@ class _Surround(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             outcome.write_log_line()
         if outcome.code != "OK":
             await context.abort(grpc.StatusCode[outcome.code], outcome.message or outcome.code)
+
+
+def _decoder(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
+    """Decode a request. One that is malformed becomes an Empty, so that it is answered like any wrong request."""
+
+    def decoded(raw: bytes) -> Message:
+        try:
+            return decode(raw)
+        except DecodeError:
+            return Malformed()
+
+    return decoded
+
+
+def _check(request: Message) -> None:
+    if isinstance(request, Malformed):
+        raise InvalidRequest("the request cannot be decoded: it is no message of this method")
+    limits.check_request(request)
 
 
 class _Outcome:

@@ -16,9 +16,12 @@ from pathlib import Path
 
 from moorage.errors import InvalidRequest, MoorageError
 from moorage.host import mountinfo, mounts
+from moorage.host.errors import host_error
 
 _DIRECTORY_MODE = 0o750
 _FILE_MODE = 0o640
+_LONGEST_PATH, _LONGEST_NAME, _LONGEST_SHOWN = 4095, 255, 256
+_KERNEL = frozenset({"proc", "sys"})
 
 
 class TargetRefused(MoorageError):
@@ -34,14 +37,18 @@ class Target:
     path: str
 
     @classmethod
-    def from_request(cls, field: str, path: str) -> "Target":
-        """The path with its grandparent resolved; InvalidRequest or TargetRefused names the field."""
+    def from_request(cls, field: str, path: str, below: str = "") -> "Target":
+        """The path with its grandparent resolved; InvalidRequest or TargetRefused names the field.
+
+        With `below`, the path must lie below that directory, wherever links on the way lead.
+        """
         check_path(field, path)
         parent, name = os.path.split(os.path.normpath(path))
         grandparent, parent_name = os.path.split(parent)
         real_parent = os.path.join(os.path.realpath(grandparent), parent_name) if parent_name else "/"
         if os.path.islink(real_parent):
             raise TargetRefused(f"{field} {path}: {real_parent} is a symbolic link; it is not followed")
+        check_below(field, path, real_parent, below)
         return cls(os.path.join(real_parent, name))
 
     @property
@@ -127,6 +134,8 @@ class Target:
             raise InvalidRequest(f"{field} {self.path}: the directory {self.parent} does not exist") from failed
         except NotADirectoryError as failed:
             raise InvalidRequest(f"{field} {self.path}: {self.parent} is not a directory") from failed
+        except OSError as failed:
+            raise host_error(f"make {field}", self.path, failed) from failed
 
     def _mode(self, field: str) -> int:
         mode = os.lstat(self.path).st_mode
@@ -136,14 +145,30 @@ class Target:
 
 
 def check_path(field: str, path: str) -> None:
-    """InvalidRequest unless the path is absolute, without `..` and NUL, and not the root."""
+    """Raise InvalidRequest unless a mount point can have this path and a message can show it.
+
+    It must be absolute, without `..` and control characters, not the root, and not in the kernel's own filesystems.
+    """
     if not path:
         raise InvalidRequest(f"{field} is needed")
-    if "\0" in path:
-        raise InvalidRequest(f"{field} contains a NUL character")
+    shown = repr(path if len(path) <= _LONGEST_SHOWN else f"{path[:_LONGEST_SHOWN]}…")
+    parts = path.split("/")
+    if not path.isprintable():
+        raise InvalidRequest(f"{field} {shown} contains control characters, such as NUL, or others that do not print")
     if not path.startswith("/"):
-        raise InvalidRequest(f"{field} {path!r} must be an absolute path")
-    if ".." in path.split("/"):
-        raise InvalidRequest(f"{field} {path!r} must not contain ..")
-    if not os.path.normpath(path).strip("/"):
-        raise InvalidRequest(f"{field} {path!r} must not be the root directory")
+        raise InvalidRequest(f"{field} {shown} must be an absolute path")
+    if ".." in parts:
+        raise InvalidRequest(f"{field} {shown} must not contain ..")
+    if len(path.encode()) > _LONGEST_PATH or max(len(part.encode()) for part in parts) > _LONGEST_NAME:
+        raise InvalidRequest(f"{field} {shown} is longer than the kernel allows, or a part of it is")
+    names = [part for part in parts if part not in ("", ".")]
+    if not names:
+        raise InvalidRequest(f"{field} {shown} must not be the root directory")
+    if names[0] in _KERNEL:
+        raise InvalidRequest(f"{field} {shown} lies in a filesystem of the kernel")
+
+
+def check_below(field: str, path: str, real_parent: str, below: str) -> None:
+    """Raise InvalidRequest unless a path, whose parent is resolved, lies below a directory; "" is no condition."""
+    if below and not f"{real_parent}/".startswith(f"{os.path.realpath(below).rstrip('/')}/"):
+        raise InvalidRequest(f"{field} {path[:_LONGEST_SHOWN]!r} does not lie below {below}")

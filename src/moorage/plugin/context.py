@@ -4,12 +4,15 @@ Owns: the container of shared parts, and finding the pool of an object.
 Start reading at: `PluginContext`.
 """
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.csi.inflight import InFlight
+from moorage.host.targets import Target, check_below, check_path
 from moorage.plugin.io_limits import IoCgroups
+from moorage.plugin.node.errors import NotAtPath
 from moorage.plugin.settings import PluginSettings
 from moorage.sdk.operations import BlockingCalls
 from moorage.storage import Pool, Pools, errors, ids
@@ -31,6 +34,21 @@ class PluginContext:
     @property
     def pool_directories(self) -> list[Path]:
         return [pool.directory for pool in self.pools]
+
+    def target(self, field: str, path: str) -> Target:
+        """A path that the kubelet names. Raises InvalidRequest if it lies outside of the kubelet's directory."""
+        return Target.from_request(field, path, self.settings.kubelet_dir)
+
+    def check_path(self, field: str, path: str) -> None:
+        """Raise InvalidRequest for a path that cannot be the kubelet's. Links on the way are followed."""
+        check_path(field, path)
+        check_below(field, path, os.path.realpath(path), self.settings.kubelet_dir)
+
+    def check_volume_path(self, volume_id: str, path: str) -> None:
+        """Raise NotAtPath, or InvalidRequest, for a path where no volume can be."""
+        if not os.path.isabs(path) or not path.strip("/"):
+            raise NotAtPath(volume_id, path)
+        self.check_path("volume_path", path)
 
     def pool_of_volume(self, volume_id: str) -> Pool:
         """The pool that has the volume; VolumeNotFound for an unknown id."""

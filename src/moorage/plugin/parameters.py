@@ -6,7 +6,7 @@ May not touch: generated messages, pools.
 Start reading at: `ClassParameters.parse`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from moorage.csi.sizes import size_from
@@ -17,11 +17,14 @@ from moorage.storage import tunables as mutable_parameters
 from moorage.suggest import did_you_mean
 
 CLASS_KEYS = ("pool", "kind", "fsType", "provisioning", "snapshotInUse")
+INLINE_KEYS = frozenset({"size", *CLASS_KEYS, *mutable_parameters.KEYS})
 
 _KUBERNETES = "csi.storage.k8s.io/"
 _FS_TYPE = "csi.storage.k8s.io/fstype"  # callers without a provisioner in front pass it on
 _CLAIM = ("csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pvc/name")  # with --extra-create-metadata
 _IDENTITY = "storage.kubernetes.io/csiProvisionerIdentity"
+_INLINE_BYTES = 1 << 30
+_SHOWN = 64  # of what a tenant wrote, in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,9 @@ class ClassParameters:
         fixed = {key: value for key, value in own.items() if key not in mutable_parameters.KEYS}
         unknown = sorted(set(fixed) - set(CLASS_KEYS))
         if unknown:
-            meant = did_you_mean(unknown[0], (*CLASS_KEYS, *mutable_parameters.KEYS))
+            meant = did_you_mean(unknown[0][:_SHOWN], (*CLASS_KEYS, *mutable_parameters.KEYS))
             raise InvalidRequest(
-                f"parameters: {unknown[0]!r} is not known{meant or '; see docs/reference/class-parameters.md'}"
+                f"parameters: {unknown[0][:_SHOWN]!r} is not known{meant or '; see docs/reference/class-parameters.md'}"
             )
         return cls(
             pool=fixed.get("pool", ""),
@@ -68,7 +71,7 @@ class SnapshotParameters:
         own = {key: value for key, value in parameters.items() if not key.startswith(_KUBERNETES)}
         unknown = sorted(set(own) - {"snapshotInUse"})
         if unknown:
-            raise InvalidRequest(f"parameters: {unknown[0]!r} is not known; snapshots take only snapshotInUse")
+            raise InvalidRequest(f"parameters: {unknown[0][:_SHOWN]!r} is not known; snapshots take only snapshotInUse")
         return cls(_in_use(own["snapshotInUse"]) if "snapshotInUse" in own else None)
 
 
@@ -80,9 +83,17 @@ class InlineParameters:
     of_class: ClassParameters
 
     @classmethod
-    def parse(cls, context: Mapping[str, str]) -> "InlineParameters":
+    def parse(cls, context: Mapping[str, str], allowed: Collection[str], max_bytes: int) -> "InlineParameters":
+        """InvalidRequest names the attribute that is unknown or not allowed: the pod's author wrote these."""
         own = {key: value for key, value in context.items() if not key.startswith(_KUBERNETES) and key != _IDENTITY}
-        size = size_from("size", own.pop("size", "1Gi"))
+        for key in sorted(INLINE_KEYS.intersection(own).difference(allowed)):
+            why = f"the operator allows {', '.join(sorted(allowed)) or 'none'}"
+            raise InvalidRequest(f"volumeAttributes: {key} is not for inline volumes here; {why}")
+        if not max_bytes:
+            raise InvalidRequest("inline volumes are not made here; use a claim")
+        size = size_from("size", own.pop("size", "")) if "size" in own else min(_INLINE_BYTES, max_bytes)
+        if size > max_bytes:
+            raise InvalidRequest(f"size: {size} bytes are more than the operator allows inline volumes: {max_bytes}")
         return cls(size, ClassParameters.parse(own, {}))
 
 
@@ -103,7 +114,7 @@ def fs_type_from(parameters: Mapping[str, str]) -> str:
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise InvalidRequest(f"parameters: {key} is {value!r}; it must be {' or '.join(allowed)}")
+        raise InvalidRequest(f"parameters: {key} is {value[:_SHOWN]!r}; it must be {' or '.join(allowed)}")
     return value
 
 

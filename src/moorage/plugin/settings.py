@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from moorage.errors import UsageError
+from moorage.plugin.parameters import INLINE_KEYS
 from moorage.storage.model import TRASH_RETENTION_S
 
 DRIVER_NAME = "csi.moorage.dev"
@@ -45,6 +46,9 @@ class PluginSettings:
     stop_grace_s: float = 60.0
     http_endpoint: str = ""
     csi_version: str = "1.12"
+    kubelet_dir: str = ""
+    inline_attributes: frozenset[str] = frozenset({"size", "fsType", "kind"})
+    inline_max_bytes: int = 10 << 30
 
     @property
     def is_shared(self) -> bool:
@@ -91,6 +95,13 @@ class PluginSettings:
             ("--overcommit", not self.overcommit > 0, "more than 0"),
             ("--trash-retention", self.trash_retention_s < 0, "0 or more"),
             ("--csi-version", self.csi_version not in CSI_VERSIONS, "1.12 or 1.13"),
+            ("--kubelet-dir", self.kubelet_dir[:1] not in ("", "/"), "an absolute path"),
+            (
+                "--inline-attributes",
+                not self.inline_attributes <= INLINE_KEYS,
+                f"known are {', '.join(sorted(INLINE_KEYS))}",
+            ),
+            ("--inline-max-size", self.inline_max_bytes < 0, "0 (none are made) or more"),
             ("--max-volumes-per-node", self.max_volumes_per_node < 0, "0 (no limit) or more"),
         ]
 

@@ -143,8 +143,7 @@ class PoolLayout:
 
     def _take_lock(self) -> None:
         path = os.path.join(self.root, "lock")
-        with open(path, "ab"):  # it need only exist
-            pass
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))  # it need only exist
         # Held open for reading: a file open for writing would keep the pool from a read-only remount.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

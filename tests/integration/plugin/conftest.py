@@ -107,7 +107,13 @@ def in_own_process():
 
 
 @pytest.fixture
-async def plugin(pool, flags, tmp_path, in_own_process):
+def inline_attributes():
+    """What pods may say of their inline volumes."""
+    return PluginSettings("", "", {}).inline_attributes
+
+
+@pytest.fixture
+async def plugin(pool, flags, tmp_path, in_own_process, inline_attributes):
     """A running plugin on the pool, answering on a socket."""
     directory = tmp_path / "p"
     directory.mkdir()
@@ -116,7 +122,9 @@ async def plugin(pool, flags, tmp_path, in_own_process):
             yield process
         return
     assert not flags, "flags are for a process"
-    settings = PluginSettings(f"unix://{directory}/csi.sock", "node-1", {"default": pool})
+    settings = PluginSettings(
+        f"unix://{directory}/csi.sock", "node-1", {"default": pool}, inline_attributes=inline_attributes
+    )
     async with serve(settings), CsiClient(settings.endpoint, timeout_s=120) as client:
         yield Within(client)
 

@@ -186,6 +186,7 @@ async def test_limits_are_found_again_after_a_kill(plugin, node, pods):
     assert pod.limit(pod.container(), "readBytesPerSecond", device) == 2097152
 
 
+@pytest.mark.parametrize("inline_attributes", [frozenset({"size", "readIOPS"})])
 async def test_an_inline_volume_is_limited_as_well(node, pods):
     pod = pods[0]
     target = Path(node.target("inline", pod.uid))
@@ -202,6 +203,7 @@ async def test_an_inline_volume_is_limited_as_well(node, pods):
         await node.unpublish("csi-limited", target)
 
 
+@pytest.mark.parametrize("inline_attributes", [frozenset({"kind", "readIOPS"})])
 async def test_where_nothing_can_be_limited_the_call_says_so(node, pods, refused):
     directory = {"kind": "directory"}
     volume = (await node.create("d", parameters=directory)).volume_id

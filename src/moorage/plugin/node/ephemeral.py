@@ -25,8 +25,8 @@ log = get_logger(__name__)
 
 def publish(parts: PluginContext, asked: model.NodeVolume, target: Target) -> NodeVolume:
     """Make the volume if need be and mount it at the target; a retry finishes what was begun."""
-    access = asked.access
-    wanted = InlineParameters.parse(asked.context)
+    access, settings = asked.access, parts.settings
+    wanted = InlineParameters.parse(asked.context, settings.inline_attributes, settings.inline_max_bytes)
     if access.is_block:
         raise InvalidRequest("volume_capability: an inline volume cannot be a block device")
     kind = wanted.of_class.kind
@@ -50,9 +50,15 @@ def publish(parts: PluginContext, asked: model.NodeVolume, target: Target) -> No
         )
     )
     failpoints.reached("ephemeral.created")
+    made = NodeVolume(volume, pool)
+    if not volume.size_enforced:  # only making it tells
+        if not observe(made).mounts:
+            pool.delete_volume(volume.id)
+        raise InvalidRequest(
+            f"kind: pool {pool.name} does not enforce the size of directories; use an image or a claim"
+        )
     mode = AccessMode.SINGLE_NODE_READER_ONLY if asked.is_read_only else AccessMode.SINGLE_NODE_WRITER
     used = Access(mode, False, volume.filesystem, access.mount_flags)
-    made = NodeVolume(volume, pool)
     staging.ensure_staged(made, target, used)
     return made
 

@@ -59,7 +59,7 @@ class PoolNode(NodeOperations):
 
     def stage(self, volume: model.NodeVolume, path: str) -> None:
         here, attachment = self._usable(volume)
-        target = Target.from_request("staging_target_path", path)
+        target = self._parts.target("staging_target_path", path)
         is_for_reading = _is_for_reading(attachment, volume.access)
         done = staging.ensure_staged(here, target, volume.access, read_only_device=is_for_reading)
         tuning.note(self._parts, here)
@@ -72,13 +72,13 @@ class PoolNode(NodeOperations):
         )
 
     def unstage(self, volume_id: str, path: str) -> None:
-        target = Target.from_request("staging_target_path", path)
+        target = self._parts.target("staging_target_path", path)
         here = find_node_volume(self._parts, volume_id)
         pools, is_shared = self._parts.pool_directories, self._parts.settings.is_shared
         staging.ensure_unstaged(volume_id, here, target, pools, others_may_use=is_shared)
 
     def publish(self, volume: model.NodeVolume, path: str) -> None:
-        target = Target.from_request("target_path", path)
+        target = self._parts.target("target_path", path)
         if volume.is_ephemeral:
             here = ephemeral.publish(self._parts, volume, target)
         else:
@@ -92,7 +92,7 @@ class PoolNode(NodeOperations):
             raise StagingPathMissing("staging_target_path is needed: volumes of this driver are staged first")
         here, attachment = self._usable(volume)
         bind = Bind(
-            Target.from_request("staging_target_path", str(volume.staging)),
+            self._parts.target("staging_target_path", str(volume.staging)),
             target,
             volume.access,
             volume.is_read_only or (attachment is not None and attachment.readonly),
@@ -102,7 +102,7 @@ class PoolNode(NodeOperations):
         return here
 
     def unpublish(self, volume_id: str, path: str) -> None:
-        target = Target.from_request("target_path", path)
+        target = self._parts.target("target_path", path)
         inline = ephemeral.find(self._parts, volume_id)
         if inline is not None and inline.volume.ephemeral == target.path:
             ephemeral.unpublish(self._parts, inline)
@@ -113,6 +113,7 @@ class PoolNode(NodeOperations):
     def stats(self, volume_id: str, path: str) -> VolumeUse:
         try:
             here = ephemeral.find(self._parts, volume_id) or node_volume(self._parts, volume_id)
+            self._parts.check_volume_path(volume_id, path)
             is_there = publishing.is_shown(here, path)
         except _UNREADABLE:
             entries = health.health_of_unreadable(self._parts, volume_id)
@@ -128,11 +129,14 @@ class PoolNode(NodeOperations):
         here = node_volume(self._parts, volume_id)
         if access is not None and (why := why_unsupported_by(here.volume, access)):
             raise InvalidRequest(f"volume_capability: {why}")
+        self._parts.check_volume_path(volume_id, path)
         if not publishing.is_published(here, path):
             raise NotAtPath(volume_id, path)
         return expand_on_node(here, path, size.required, size.limit)
 
     def health(self, volume_id: str, paths: Sequence[str]) -> list[model.Health]:
+        for path in paths:
+            self._parts.check_path("path", path)
         try:
             here = ephemeral.find(self._parts, volume_id) or node_volume(self._parts, volume_id)
         except _UNREADABLE:
