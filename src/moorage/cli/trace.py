@@ -15,8 +15,9 @@ from moorage.cli.app import App, Kubeconfig, Namespace, Output
 from moorage.errors import MoorageError
 from moorage.insight.log_records import local_clock
 from moorage.insight.perfetto import document
-from moorage.insight.trace import Trace, TraceStep
+from moorage.insight.trace import Trace
 from moorage.insight.trace import trace as trace_one
+from moorage.insight.trace_sources import TraceStep
 from moorage.kube.api import config
 from moorage.kube.api.client import TRIES_FOR_A_PERSON, Client
 from moorage.printable import one_line
@@ -25,6 +26,8 @@ app = App()
 
 _TITLES = ("time", "since", "took", "who", "object", "what")
 _LONGEST_NAME = 32
+_LEAST_ROOM = 40
+_INDENT = "    "
 
 
 @app.command()
@@ -84,14 +87,14 @@ def _write(path: Path, told: Trace) -> None:
 def _print(told: Trace) -> None:
     show.say(f"{told.object}, with {', '.join(map(_short, told.subjects[1:])) or 'nothing else'}")
     show.say()
-    rows = [_cells(step, told.start) for step in told.steps]
-    widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    show.say(_line(_TITLES, widths, limit), style="dim")
-    for step, row in zip(told.steps, rows, strict=True):
-        show.say(_line(row, widths, limit), style="red" if step.is_failure else "")
+    head, *rows = _table([_TITLES, *(_cells(step, told.start) for step in told.steps)], _width())
+    for line in head:
+        show.say(line, style="dim")
+    for step, lines in zip(told.steps, rows, strict=True):
+        for line in lines:
+            show.say(line, style="red" if step.is_failure else "")
     if told.shares:
-        end = "until it was of use" if told.is_done else "so far; it is not of use yet"
+        end = "until it could be used" if told.is_done else "so far; it cannot be used yet"
         show.heading(f"{told.seconds:.3f} s {end}. Where the time went:")
     for share in told.shares:
         part = share.seconds / told.seconds if told.seconds else 0.0
@@ -105,12 +108,24 @@ def _cells(step: TraceStep, start: float) -> tuple[str, ...]:
     return clock, since, took, one_line(step.who), one_line(_short(step.object)), one_line(step.what)
 
 
-def _line(cells: tuple[str, ...], widths: list[int], limit: int) -> str:
-    aligned = [
-        cell.rjust(width) if at in (1, 2) else cell.ljust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(aligned).rstrip()[:limit]
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+
+
+def _table(rows: list[tuple[str, ...]], width: int) -> list[list[str]]:
+    """Return the lines of each row, aligned in columns. If there is little room for `what`, it gets its own line."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    lines = []
+    for *front, what in rows:
+        aligned = "  ".join(
+            cell.rjust(widths[at]) if at in (1, 2) else cell.ljust(widths[at]) for at, cell in enumerate(front)
+        )
+        if room >= _LEAST_ROOM:
+            lines.append([f"{aligned}  {what[:room]}".rstrip()])
+        else:
+            lines.append([aligned[:width].rstrip(), f"{_INDENT}{what}"[:width]])
+    return lines
 
 
 def _short(name: str) -> str:

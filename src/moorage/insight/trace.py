@@ -8,33 +8,28 @@ Times: Kubernetes writes whole seconds. An event's name ends in the nanoseconds 
 milliseconds; such a step is exact. Only exact steps share the time out.
 """
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.explain import ObjectNotFound, found, parse, ref
-from moorage.insight.log_records import LogRecord, read_records
+from moorage.insight.log_records import read_records
 from moorage.insight.reader import Reader
 from moorage.insight.surroundings import read_around
+from moorage.insight.trace_sources import TraceStep, from_call, from_event, from_object, from_record, needles
+from moorage.insight.waiting import call_in_flight
 from moorage.kube.api.client import Client
 from moorage.kube.objects import (
-    Event,
     KubeObject,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
     VolumeAttachment,
     VolumeSnapshot,
-    VolumeSnapshotContent,
-    seconds_of,
 )
 from moorage.kube.volumes import claims_of, reference_key
 
-_NAMED_AT = re.compile(r"\.([0-9a-f]{16})[0-9a-f]{0,4}$")
+_CLOCKS_S = 1.5  # events have whole seconds
 _DONE = {
     "pod": ("Started",),
     "pvc": ("Started", "ProvisioningSucceeded"),
@@ -52,45 +47,11 @@ _CALLERS = {
     "DeleteSnapshot": "snapshotter",
     "Node": "node agent",
 }
-_WRITES = {
-    "f:volume.kubernetes.io/selected-node": "chose the node for the volume",
-    "f:pv.kubernetes.io/bind-completed": "completed the binding",
-    "f:attached": "reported the attachment",
-}
-_WHO = (
-    (re.compile(r"^persistentvolume-controller$"), "binder"),
-    (re.compile(r"^default-scheduler$"), "scheduler"),
-    (re.compile(r"^attachdetach-controller$"), "attach/detach"),
-    (re.compile(r"^(?P<driver>[\w.-]+)_.+_[0-9a-f-]{36}$"), "provisioner"),
-    (re.compile(r"^external-resizer "), "resizer"),
-    (re.compile(r"^csi-snapshotter "), "snapshotter"),
-    (re.compile(r"^snapshot-controller$"), "snapshot controller"),
-    (re.compile(r"^kubelet$"), "node agent"),
-)
-
-
-@dataclass(frozen=True)
-class TraceStep:
-    """One thing that happened. `at` is when it was done; it began `took` seconds before, where that is known."""
-
-    at: float
-    who: str
-    object: str
-    what: str
-    source: str  # object, event or log
-    took: float | None = None
-    is_exact: bool = False
-    is_failure: bool = False
-    reason: str = ""
-
-    @property
-    def begin(self) -> float:
-        return self.at - (self.took or 0.0)
 
 
 @dataclass(frozen=True)
 class Share:
-    """How much of the time somebody took."""
+    """How much of the time one component took."""
 
     who: str
     seconds: float
@@ -99,7 +60,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Trace:
-    """All that is known to have happened, in order, and the shares of the time until the object was of use."""
+    """All that is known to have happened, in order, and the shares of the time until the object could be used."""
 
     object: str
     subjects: list[str]
@@ -122,14 +83,15 @@ async def trace(client: Client, reference: str, namespace: str, logs: Path | Non
         for one in subjects:
             await reader.events(type(one), one.key)
         events = [event for one in subjects for event in reader.view.events.get(one.uid, [])]
-    steps = [step for event in events for step in _from_event(event, subjects)]
+        calls = [(one, call) for one in subjects if (call := call_in_flight(reader.view, one)) is not None]
+    steps = [step for event in events for step in from_event(event, subjects)]
+    steps += [from_call(one, call, view.now) for one, call in calls]
     for one in subjects:
-        steps += await _from_object(client, one)
+        steps += await from_object(client, one)
     if logs is not None:
-        steps += [_from_record(record, subjects) for record in read_records(logs, _needles(subjects))]
-    return assemble(
-        ref(subjects[0]), [ref(one) for one in subjects], steps, _DONE.get(_short(kind, word), ()), view.now
-    )
+        steps += [from_record(record, subjects) for record in read_records(logs, needles(subjects))]
+    done = _DONE.get(_short(kind, word), ())
+    return assemble(ref(subjects[0]), [ref(one) for one in subjects], steps, done, view.now)
 
 
 async def _add_users(client: Client, view: ClusterView) -> None:
@@ -145,12 +107,18 @@ async def _add_users(client: Client, view: ClusterView) -> None:
 
 
 def assemble(name: str, subjects: list[str], steps: list[TraceStep], done: tuple[str, ...], now: float) -> Trace:
-    """Steps in order, and the shares of the time from the first to the one after which the object was of use."""
+    """Put steps in order, and share out the time from the first to the one after which the object could be used.
+
+    A pod's time begins with the pod, not with a claim that is older, and only its own start ends it.
+    """
     ordered = sorted(_without_doubles(steps), key=_order)
-    end = _end(ordered, done)
-    counted = ordered if end is None else ordered[: ordered.index(end) + 1]
+    own = [step for step in ordered if step.object == name] if name.startswith("pod/") else ordered
+    counted = [step for step in ordered if step.at >= int(own[0].at)] if own else ordered
+    end = _end(own, done)
+    if end is not None:
+        counted = counted[: counted.index(end) + 1]
     told, seconds = shares(counted, None if end is not None else now)
-    return Trace(name, subjects, ordered, seconds, end is not None, _start(ordered), told)
+    return Trace(name, subjects, ordered, seconds, end is not None, _start(counted), told)
 
 
 def shares(steps: list[TraceStep], until: float | None) -> tuple[list[Share], float]:
@@ -168,7 +136,7 @@ def shares(steps: list[TraceStep], until: float | None) -> tuple[list[Share], fl
             found_shares.setdefault(step.who, []).append((own, _brief(step)))
         at = max(at, step.at)
     if until is not None and until > at:
-        found_shares.setdefault("(nobody yet)", []).append((until - at, "since the last step"))
+        found_shares.setdefault("(unknown)", []).append((until - at, "since the last step"))
         at = until
     told = [Share(who, sum(s for s, _ in parts), max(parts)[1]) for who, parts in found_shares.items()]
     return sorted(told, key=lambda share: -share.seconds), at - start
@@ -203,7 +171,7 @@ def _brief(step: TraceStep) -> str:
 
 
 def _end(steps: list[TraceStep], done: tuple[str, ...]) -> TraceStep | None:
-    """The first step after which the object was of use; the best of what is known."""
+    """Return the first step after which the object could be used; the best of what is known."""
     for reason in done:
         for step in steps:
             if step.reason == reason:
@@ -222,10 +190,23 @@ def _order(step: TraceStep) -> tuple[float, float]:
 
 
 def _without_doubles(steps: list[TraceStep]) -> list[TraceStep]:
-    """Conditions that an event tells better are left out."""
+    """Leave out conditions that an event tells better, and calls that the driver's own record tells better."""
     told = {(step.object, step.reason) for step in steps if step.source == "event"}
     better = {"PodScheduled": "Scheduled", "container": "Started"}
-    return [step for step in steps if (step.object, better.get(step.reason, "")) not in told]
+    left = [step for step in steps if (step.object, better.get(step.reason, "")) not in told]
+    calls = [step for step in left if step.reason == "call"]
+    outer = {id(one) for one in calls if any(_encloses(one, other) for other in calls)}
+    return [step for step in left if id(step) not in outer]
+
+
+def _encloses(caller: TraceStep, driver: TraceStep) -> bool:
+    """Whether a caller's record of a call is about the call that the driver has recorded itself, in less time."""
+    is_same = caller is not driver and _method(caller) == _method(driver) and (caller.took or 0) > (driver.took or 0)
+    return is_same and caller.begin - _CLOCKS_S <= driver.begin and driver.at <= caller.at + _CLOCKS_S
+
+
+def _method(step: TraceStep) -> str:
+    return step.what.partition(" ")[0]
 
 
 def _subjects(view: ClusterView, obj: KubeObject) -> list[KubeObject]:
@@ -251,112 +232,6 @@ def _subjects(view: ClusterView, obj: KubeObject) -> list[KubeObject]:
     pods += [pod for claim in claims for pod in view.pods.values() if claim.key in claims_of(pod)]
     attached = [a for volume in volumes for a in view.attachments_of(volume)]
     return list({one.uid: one for one in (*others, *claims, *volumes, *attached, *pods)}.values())
-
-
-async def _from_object(client: Client, obj: KubeObject) -> list[TraceStep]:
-    """What an object's own timestamps tell."""
-    raw: dict[str, Any] = msgspec.json.decode(
-        await client.request("GET", obj.resource.path(obj.namespace, obj.name)), type=dict
-    )
-    meta, status, name = raw.get("metadata") or {}, raw.get("status") or {}, ref(obj)
-    written = meta.get("managedFields") or []
-    makers = [entry for entry in written if not entry.get("subresource")]
-    first: dict[str, Any] = min(makers, key=lambda entry: str(entry.get("time") or ""), default={})
-    steps = [_plain(name, meta.get("creationTimestamp"), str(first.get("manager") or "?"), "created", "Created")]
-    steps.append(_plain(name, meta.get("deletionTimestamp"), "?", "deletion asked for", "Deleted"))
-    for entry in written:
-        fields = msgspec.json.encode(entry.get("fieldsV1") or {}).decode()
-        for needle, what in _WRITES.items():
-            if f'"{needle}"' in fields:
-                steps.append(_plain(name, entry.get("time"), str(entry.get("manager") or "?"), what, "Wrote"))
-    whose = "node agent" if isinstance(obj, Pod) else ""
-    for condition in status.get("conditions") or []:
-        if condition.get("status") == "True":
-            kind, why = str(condition.get("type")), str(condition.get("message") or "")
-            what = f"condition {kind}" + (f": {why}" if why else "")
-            steps.append(_plain(name, condition.get("lastTransitionTime"), whose, what, kind))
-    if isinstance(obj, PersistentVolume):
-        phase = f"phase {obj.status.phase}"
-        steps.append(_plain(name, status.get("lastPhaseTransitionTime"), "binder", phase, "Phase"))
-    for error in ("attachError", "detachError", "error"):
-        told = status.get(error) or {}
-        steps.append(_plain(name, told.get("time"), "", f"{error}: {told.get('message')}", error, is_failure=True))
-    for container in status.get("containerStatuses") or []:
-        began = ((container.get("state") or {}).get("running") or {}).get("startedAt")
-        steps.append(_plain(name, began, "node agent", f"container {container.get('name')} runs", "container"))
-    return [step for step in steps if step.at > 0]
-
-
-def _plain(name: str, text: Any, who: str, what: str, reason: str, is_failure: bool = False) -> TraceStep:
-    return TraceStep(
-        seconds_of(str(text or "")) or 0.0, who, name, what, "object", is_failure=is_failure, reason=reason
-    )
-
-
-def _from_event(event: Event, subjects: list[KubeObject]) -> list[TraceStep]:
-    """An event's first telling and, where it was repeated, its last."""
-    about = next((ref(one) for one in subjects if one.uid == event.involved_object.uid), event.involved_object.name)
-    who = _who(event.source.component or event.reporting_component)
-    what, failed = f"{event.reason}: {event.message}", event.type == "Warning"
-    named = _NAMED_AT.search(event.name)
-    first = (
-        seconds_of(event.first_timestamp)
-        or seconds_of(event.event_time)
-        or seconds_of(event.metadata.creation_timestamp)
-    )
-    last = seconds_of(event.last_timestamp)
-    at, is_exact = first or 0.0, False
-    if named is not None and abs(int(named[1], 16) / 1e9 - at) < 2.0:
-        at, is_exact = int(named[1], 16) / 1e9, True
-    steps = [TraceStep(at, who, about, what, "event", None, is_exact, failed, event.reason)]
-    if event.count > 1 and last is not None and last > at:
-        again = f"{event.reason}, for the {event.count}th time"
-        steps.append(TraceStep(last, who, about, again, "event", None, False, failed, f"{event.reason} again"))
-    return steps
-
-
-def _from_record(record: LogRecord, subjects: list[KubeObject]) -> TraceStep:
-    fields = record.fields
-    text = " ".join(fields.values())
-    about = next((ref(one) for one in subjects for needle in _needles([one]) if needle in text), ref(subjects[0]))
-    who, failed = _logger(record.logger), record.level in ("warning", "error")
-    if record.event == "call":
-        code = fields.get("code", "")
-        words = f"{fields.get('method')} {code}" + (f": {fields['error']}" if fields.get("error") else "")
-        return TraceStep(record.at, who, about, words, "log", record.seconds, True, code != "OK", "call")
-    rest = " ".join(f"{key}={value}" for key, value in fields.items() if key not in ("request", "seconds"))
-    return TraceStep(
-        record.at, who, about, f"{record.event} {rest}".strip()[:300], "log", record.seconds, True, failed, "log"
-    )
-
-
-def _needles(subjects: list[KubeObject]) -> list[str]:
-    """What a log line about these objects holds: names that are unique, uids, handles, `namespace/name`."""
-    needles = []
-    for one in subjects:
-        needles += [one.uid, one.key if one.namespace or len(one.name) > 12 else ""]
-        if isinstance(one, PersistentVolume) and one.spec.csi is not None:
-            needles.append(one.spec.csi.volume_handle)
-        if isinstance(one, VolumeSnapshotContent) and one.status is not None:
-            needles.append(one.status.snapshot_handle or "")
-    return [needle for needle in needles if needle]
-
-
-def _who(component: str) -> str:
-    for pattern, name in _WHO:
-        match = pattern.match(component)
-        if match is not None:
-            return name
-    return component or "?"
-
-
-def _logger(name: str) -> str:
-    top, _, rest = name.partition(".")
-    if top in ("csi", "plugin", "storage", "host"):
-        return "driver"
-    if top == "node":
-        return "node agent"
-    return rest.partition(".")[0] if top in ("sidecars", "controllers") and rest else name
 
 
 def _short(kind: type[KubeObject], word: str) -> str:

@@ -118,7 +118,7 @@ async def test_trace_tells_who_did_what_and_where_the_time_went(stack, moorage, 
     order = ["created", "CreateVolume OK", "Scheduled: Success", "NodeStageVolume OK", "Started container"]
     places = [text.index(word) for word in order]
     assert places == sorted(places)
-    assert "s until it was of use. Where the time went:" in text
+    assert "s until it could be used. Where the time went:" in text
     check_perfetto(json.loads(file.read_text()))
 
     code, text, _ = await asyncio.to_thread(moorage, "trace", "pod/web", "-o", "json")

@@ -3,12 +3,17 @@
 import os
 import time
 
+import msgspec
 import pytest
 
+from moorage.cli.trace import _table
 from moorage.errors import UsageError
 from moorage.insight.log_records import read_records
 from moorage.insight.perfetto import document
-from moorage.insight.trace import TraceStep, assemble, shares
+from moorage.insight.trace import assemble, shares
+from moorage.insight.trace_sources import TraceStep, from_call
+from moorage.insight.waiting import WaitingCall
+from moorage.kube.objects import Event, Pod
 
 
 def exact(at, who, what, took=None, reason="log", obj="pvc/data"):
@@ -36,7 +41,47 @@ def test_what_was_noted_during_a_call_is_not_counted_twice():
 
 def test_what_is_not_done_counts_until_now():
     told, seconds = shares([exact(10.0, "binder", "asked")], 25.0)
-    assert (told[0].who, told[0].seconds, seconds) == ("(nobody yet)", 15.0, 15.0)
+    assert (told[0].who, told[0].seconds, seconds) == ("(unknown)", 15.0, 15.0)
+
+
+def test_a_pod_s_time_begins_and_ends_with_the_pod_itself():
+    steps = [
+        exact(1.0, "provisioner", "volume provisioned", reason="ProvisioningSucceeded"),
+        exact(2.0, "node agent", "Started: other", reason="Started", obj="pod/other"),
+        TraceStep(50.0, "kubectl", "pod/web", "created", "object", reason="Created"),
+        exact(51.0, "node agent", "Started: other again", reason="Started", obj="pod/other"),
+        exact(53.0, "scheduler", "Scheduled: yes", reason="Scheduled", obj="pod/web"),
+    ]
+    told = assemble("pod/web", [], steps, ("Started",), 60.0)
+    assert (told.is_done, told.start, told.seconds) == (False, 50.0, pytest.approx(10.0))
+    started = exact(54.0, "node agent", "Started: c", reason="Started", obj="pod/web")
+    told = assemble("pod/web", [], [*steps, started], ("Started",), 60.0)
+    assert (told.is_done, told.seconds) == (True, pytest.approx(4.0))
+
+
+def test_a_call_that_both_sides_record_is_told_once_and_a_repeated_one_twice():
+    driver = exact(13.0, "driver", "NodeStageVolume OK", took=2.0)
+    caller = exact(13.1, "driver", "NodeStageVolume OK", took=2.2)
+    again = exact(20.0, "driver", "NodeStageVolume OK", took=3.0)
+    told = assemble("pvc/data", [], [caller, driver, again], (), 20.0)
+    assert [step.at for step in told.steps] == [13.0, 20.0]
+
+
+def test_a_call_without_answer_is_the_driver_s_time():
+    waiting = WaitingCall("NodeStageVolume", "d.example.com", 70.0, Event())
+    web = msgspec.convert({"metadata": {"namespace": "default", "name": "web"}}, Pod)
+    scheduled = exact(29.0, "scheduler", "Scheduled: yes", obj="pod/web")
+    told = assemble("pod/web", [], [scheduled, from_call(web, waiting, 100.0)], ("Started",), 100.0)
+    assert told.steps[-1].what == "NodeStageVolume has no answer from driver d.example.com yet"
+    assert {share.who: share.seconds for share in told.shares} == {"driver": 70.0, "node agent": 1.0}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_happened_is_shown_at_every_width(width):
+    row = ("23:08:18.575", "+0.000", "", "kubectl-client-side-apply", "pvc/data-of-the-statefulset-0", "word " * 30)
+    for lines in _table([("time", "since", "took", "who", "object", "what"), row], width):
+        assert all(len(line) <= width for line in lines)
+    assert sum(line.count("word ") for line in lines) >= 6
 
 
 def test_order_within_a_second_and_the_end():
