@@ -12,6 +12,7 @@ from moorage.apiserver.kinds.snapshot_crds import snapshot_definitions
 
 FOLDERS = [
     "node-local",
+    "node-limits",
     "shared",
     "snapshot-support",
     "snapshot-classes/node-local",

@@ -229,9 +229,8 @@ class Normaliser:
             item = node.item or ANY
             if item.shape == "quantity":
                 return {key: _quantity(entry, is_amount=True) for key, entry in value.items()}
-            return {
-                key: zero_of(item) if entry is None else self.any(entry, item, path) for key, entry in value.items()
-            }
+            empty = "" if item.shape == "bytes" else zero_of(item)
+            return {key: empty if entry is None else self.any(entry, item, path) for key, entry in value.items()}
         return self._scalar(value, shape, path)
 
     def _scalar(self, value: Any, shape: str, path: str) -> Any:
