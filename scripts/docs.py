@@ -273,6 +273,15 @@ def figures() -> str:
     return table(("promise", "bound", "measured", "date", "command"), rows)
 
 
+def planted_bugs() -> str:
+    """The bugs that the checks of drivers were proven with."""
+    sys.path.insert(0, str(ROOT))  # the catalogue is part of the tests
+    from tests.support.mutants.catalogue import MUTANTS
+
+    rows = sorted((f"`{one.caught_by}`", one.bug, one.kind) for one in MUTANTS.values())
+    return table(("found by", "bug", "named as"), rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "cli": cli,
     "sidecar-flags": flags,
@@ -282,6 +291,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "sidecar-metrics": sidecar_metrics_table,
     "shared-metrics": shared_metrics_table,
     "figures": figures,
+    "planted-bugs": planted_bugs,
 }
 
 

@@ -27,6 +27,7 @@ _MARKS = {
     Outcome.FAILED: ("red", "FAIL"),
     Outcome.SKIPPED: ("yellow", "skip"),
     Outcome.NOT_RUN: ("yellow", "not run"),
+    Outcome.FOLLOW_UP: ("yellow", "follow-up"),
 }
 _MOST_CALLS = 6
 _INTERRUPTED = 130
@@ -179,7 +180,7 @@ def _finish(config: CheckConfig, progress: _Progress, as_json: bool, is_interrup
     if as_json:
         show.json_out(results)
     else:
-        _subjects(results)
+        _because(results)
         show.say(f"{report.summary(results)} (seed {config.seed})")
         if is_interrupted:
             show.say("interrupted; what the checks had made is removed", style="yellow")
@@ -189,15 +190,18 @@ def _finish(config: CheckConfig, progress: _Progress, as_json: bool, is_interrup
         raise typer.Exit(1)
 
 
-def _subjects(results: list[CheckResult]) -> None:
-    """Print one line for each subject that has more than passed and skipped checks, and what follows from a failure."""
-    followers: dict[str, int] = defaultdict(int)
+def _because(results: list[CheckResult]) -> None:
+    """Say for each failure how many other checks were not run, or failed as well, because of it."""
+    followers: dict[tuple[str, Outcome], int] = defaultdict(int)
     for result in results:
-        if result.result is Outcome.NOT_RUN:
-            followers[result.because] += 1
-    for owner, number in followers.items():
-        plural = "s were" if number > 1 else " was"
-        show.say(f"{number} check{plural} not run because {owner} failed", style="yellow")
+        if result.because:
+            followers[result.because, result.result] += 1
+    for (owner, outcome), number in followers.items():
+        checks = f"{number} check{'s' if number > 1 else ''}"
+        if outcome is Outcome.NOT_RUN:
+            show.say(f"not run because {owner} failed: {checks}", style="yellow")
+        else:
+            show.say(f"failed as well, which follows from {owner}: {checks} (-v shows them)", style="yellow")
 
 
 def _list(chosen: list[Check], as_json: bool) -> None:

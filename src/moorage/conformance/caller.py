@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from moorage.conformance.model import DriverCrashed, DriverHung, Exchange
+from moorage.conformance.model import DriverCrashed, DriverHung, Exchange, NotMet
 from moorage.conformance.reproduce import command_for
 from moorage.csi import limits
 from moorage.csi.errors import CsiError
@@ -45,6 +45,7 @@ class Caller(CsiCalls):
         self, path: str, request: Message, response: type[_Response], timeout_s: float | None
     ) -> _Response:
         method = path.rpartition("/")[2]
+        self._refuse_what_hangs(method)
         number, started = self._begin(method, request)
         limit = timeout_s or self._session.config.timeout_s
         losses = self._session.losses
@@ -64,6 +65,7 @@ class Caller(CsiCalls):
         self, path: str, request: Message, response: type[_Response], timeout_s: float | None
     ) -> AsyncIterator[_Response]:
         method = path.rpartition("/")[2]
+        self._refuse_what_hangs(method)
         number, started = self._begin(method, request)
         limit = timeout_s or self._session.config.timeout_s
         losses, count, last = self._session.losses, 0, ""
@@ -77,6 +79,10 @@ class Caller(CsiCalls):
             await self._judge(number, method, error, started, limit, losses)
             raise
         self._end(number, "OK", f"{count} messages, the last {last}", started)
+
+    def _refuse_what_hangs(self, method: str) -> None:
+        if owner := self._session.always_hangs(method):
+            raise NotMet(owner, DriverHung(method, self._session.config.timeout_s))
 
     def _begin(self, method: str, request: Message) -> tuple[int, float]:
         self._number += 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from moorage.conformance.bench import Bench
 from moorage.conformance.caller import Caller
+from moorage.conformance.follow_ups import FOLLOW_UPS, root_of
 from moorage.conformance.model import (
     Check,
     CheckConfig,
@@ -73,11 +74,14 @@ async def run_checks(
 def in_stages(chosen: Sequence[Check], seed: int) -> list[tuple[Stage, list[Check]]]:
     """Return the checks of each stage. The seed decides the order of those that do not rely on an order."""
     shuffled = random.Random(seed)
+    roots = list(FOLLOW_UPS)
     stages = []
     for stage in Stage:
-        found = [one for one in chosen if one.stage is stage]
+        found = [one for one in chosen if one.stage is stage and one.id not in FOLLOW_UPS]
         if stage in (Stage.QUICK, Stage.PARALLEL, Stage.ALONE):
             shuffled.shuffle(found)
+        if stage is Stage.BASIC:
+            found += sorted((one for one in chosen if one.id in FOLLOW_UPS), key=lambda one: roots.index(one.id))
         stages.append((stage, found))
     return stages
 
@@ -115,7 +119,7 @@ class Run:
 
     def _noted(self, result: CheckResult) -> CheckResult:
         if result.result is Outcome.FAILED:
-            self._session.broken[result.id] = result.detail
+            self._session.broken[result.id] = result
         return result
 
     # --- crashes -----------------------------------------------------------------------------------------------------
@@ -176,7 +180,7 @@ class Run:
             result = await self._outcome(check, bench)
         finally:
             problems = await _to_the_end(bench.clean_up())
-        result = self._after_clean_up(result, problems)
+        result = self._marked(self._after_clean_up(result, problems))
         calls = tuple(bench.client.exchanges.values()) if result.result is Outcome.FAILED else ()
         return replace(result, seconds=time.monotonic() - began, calls=calls, notes=(*result.notes, *bench.notes))
 
@@ -204,6 +208,8 @@ class Run:
         return self._failed(check, unmet.cause)
 
     def _failed(self, check: Check, failure: CheckFailed | CsiError) -> CheckResult:
+        if isinstance(failure, DriverHung):
+            self._session.note_hang(failure.what, check.id, check.stage is Stage.BASIC)
         if isinstance(failure, CsiError):
             failure = CheckFailed(f"{failure.method} answered {failure.code}: {failure.message}", "OK")
         detail = self._session.without_secrets(failure.got)
@@ -228,6 +234,14 @@ class Run:
                 expected="nothing is left of the check, and its clean-up succeeds",
             )
         return result
+
+    def _marked(self, result: CheckResult) -> CheckResult:
+        """Mark a failure that follows from another one of the same kind, which is reported already."""
+        if result.result is not Outcome.FAILED:
+            return result
+        same = [id for id, known in self._session.broken.items() if known.kind is result.kind]
+        root = root_of(result.id, same)
+        return replace(result, result=Outcome.FOLLOW_UP, because=root) if root else result
 
     def _not_run(self, check: Check, because: str) -> CheckResult:
         return CheckResult(check.id, check.rule, Outcome.NOT_RUN, because=because)

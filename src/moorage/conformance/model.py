@@ -37,6 +37,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"  # the driver does not claim what the check is about
     NOT_RUN = "not run"  # what the check relies on has failed; that failure is reported once
+    FOLLOW_UP = "follow-up"  # it failed as well, and that follows from a failure that is reported
 
 
 class FailureKind(StrEnum):
@@ -132,7 +133,7 @@ class CheckResult:
     kind: FailureKind | None = None
     expected: str = ""
     detail: str = ""
-    because: str = ""  # id of the failed check that this one relies on
+    because: str = ""  # id of the failed check that this one relies on, or follows from
     seconds: float = 0.0
     calls: tuple[Exchange, ...] = ()
     notes: tuple[str, ...] = ()

@@ -32,12 +32,19 @@ class Placed:
     mode: str = WRITER
     context: dict[str, str] = field(default_factory=dict)
     is_read_only: bool = False
-    undone_at_end: set[str] = field(default_factory=set)
+    done: set[str] = field(default_factory=set)  # paths of steps that are not undone yet
+    registered: set[str] = field(default_factory=set)
 
-    def on_end(self, owner: str, path: str, act: Callable[[], Awaitable[None]]) -> None:
-        """Undo a step when the check ends, once however often it was repeated."""
-        if path not in self.undone_at_end:
-            self.undone_at_end.add(path)
+    def begin(self, owner: str, path: str, undo: Callable[[], Awaitable[None]]) -> None:
+        """Take note of a step. When the check ends it is undone, once, and only if the check has not done so."""
+
+        async def act() -> None:
+            if path in self.done:
+                await undo()
+
+        self.done.add(path)
+        if path not in self.registered:
+            self.registered.add(path)
             self.bench.on_end(owner, act)
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -81,7 +88,7 @@ class Placed:
 
     async def attach(self) -> None:
         if self.bench.has(ATTACHES):
-            self.on_end("ControllerUnpublishVolume.works", "", self.detach)
+            self.begin("ControllerUnpublishVolume.works", "", self.detach)
             answer = await self.bench.client.ControllerPublishVolume(self.attach_request())
             self.context = dict(answer.publish_context)
 
@@ -91,32 +98,39 @@ class Placed:
                 volume_id=self.volume.volume_id, node_id=self.bench.node.node_id, secrets=self.bench.config.secrets
             )
             await self.bench.client.ControllerUnpublishVolume(request)
+            self.done.discard("")
 
     async def stage(self) -> None:
         if self.bench.has(STAGES):
             Path(self.staging).mkdir(exist_ok=True)
-            self.on_end("NodeUnstageVolume.works", self.staging, self.unstage)
+            self.begin("NodeUnstageVolume.works", self.staging, self.unstage)
             await self.bench.client.NodeStageVolume(self.stage_request())
 
     async def unstage(self) -> None:
         if self.bench.has(STAGES):
             request = pb.NodeUnstageVolumeRequest(volume_id=self.volume.volume_id, staging_target_path=self.staging)
             await self.bench.client.NodeUnstageVolume(request)
+            self.done.discard(self.staging)
 
     async def publish(self, target: str = "", **changes: Any) -> str:
         target = target or self.target
-        self.on_end("NodeUnpublishVolume.works", target, lambda: self.unpublish(target))
+        self.begin("NodeUnpublishVolume.works", target, lambda: self.unpublish(target))
         await self.bench.client.NodePublishVolume(self.publish_request(target, **changes))
         await self.verify(target)
         return target
 
     async def unpublish(self, target: str = "") -> None:
-        request = pb.NodeUnpublishVolumeRequest(volume_id=self.volume.volume_id, target_path=target or self.target)
+        target = target or self.target
+        request = pb.NodeUnpublishVolumeRequest(volume_id=self.volume.volume_id, target_path=target)
         await self.bench.client.NodeUnpublishVolume(request)
+        self.done.discard(target)
 
     async def verify(self, target: str = "") -> None:
         """Ask the kernel whether the volume is at the target."""
-        target = target or self.target
+        with self.bench.given("NodePublishVolume.works"):
+            await self._verify(target or self.target)
+
+    async def _verify(self, target: str) -> None:
         kind = files.kind_of(target)
         wanted = "a block device" if self.bench.is_block else "a directory"
         require(kind == wanted, f"NodePublishVolume succeeded, and {target} is {kind}", f"{wanted} at the target")
@@ -125,6 +139,18 @@ class Placed:
         found = await self.bench.in_time(f"looking at {target}", files.loop_device_of, target)
         if found is not None:
             self.bench.session.loop_devices[found[0]] = found[1]
+
+    def must_be_gone(self, target: str = "") -> None:
+        """Ask the kernel whether an unpublished target is gone."""
+        target = target or self.target
+        with self.bench.given("NodeUnpublishVolume.works"):
+            kind = files.kind_of(target)
+            require(kind == "nothing", f"{target} is still there, {kind}", "NodeUnpublishVolume removes it")
+
+    def must_be_unstaged(self) -> None:
+        """Ask the kernel whether nothing is mounted at the staging path any more."""
+        with self.bench.given("NodeUnstageVolume.works"):
+            require(files.mount_at(self.staging) is None, f"{self.staging} is still mounted")
 
     async def down(self) -> None:
         """Unpublish and unstage, as steps that the check relies on."""

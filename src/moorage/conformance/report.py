@@ -13,7 +13,7 @@ from moorage.conformance.model import CheckResult, Exchange, Outcome
 from moorage.printable import one_line
 
 _MOST_CALLS = 40
-_LONGEST_COMMAND = 16_384
+LONGEST_COMMAND = 16_384
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222 }
@@ -46,6 +46,8 @@ def calls_of(result: CheckResult) -> list[Exchange]:
 
 def reason(result: CheckResult) -> str:
     """Return why a check was not passed, in one sentence."""
+    if result.result is Outcome.FOLLOW_UP:
+        return f"{result.detail}; this follows from {result.because}"
     return f"{result.because} failed" if result.because else result.detail
 
 
@@ -65,7 +67,7 @@ def html_page(results: Sequence[CheckResult], driver: str) -> str:
 def _failure(result: CheckResult) -> str:
     calls = calls_of(result)
     shown = "\n".join(f"{one.method} {one.request}\n  → {one.code} {one.answer}" for one in calls[-_MOST_CALLS:])
-    again = "\n".join(one_line(one.command, _LONGEST_COMMAND) for one in calls[-_MOST_CALLS:])
+    again = "\n".join(one_line(one.command, LONGEST_COMMAND) for one in calls[-_MOST_CALLS:])
     lines = [("rule", result.rule), ("expected", result.expected), ("got", result.detail)]
     lines += [("note", note) for note in result.notes]
     table = "".join(f"<tr><th>{name}<td>{_text(value)}</tr>" for name, value in lines if value)
@@ -89,11 +91,11 @@ def _text(text: str) -> str:
 
 
 def _lines(text: str) -> str:
-    return "\n".join(escape(one_line(line, _LONGEST_COMMAND)) for line in text.split("\n"))
+    return "\n".join(escape(one_line(line, LONGEST_COMMAND)) for line in text.split("\n"))
 
 
 def junit_xml(results: Sequence[CheckResult], driver: str) -> str:
-    """Return the results as JUnit XML. What was not run counts as skipped."""
+    """Return the results as JUnit XML. What was not run, or follows from another failure, counts as skipped."""
     number = counts(results)
     suite = ElementTree.Element(
         "testsuite",
@@ -101,7 +103,7 @@ def junit_xml(results: Sequence[CheckResult], driver: str) -> str:
         tests=str(len(results)),
         failures=str(number["failed"]),
         errors="0",
-        skipped=str(number["skipped"] + number["not run"]),
+        skipped=str(number["skipped"] + number["not run"] + number["follow-up"]),
         time=f"{sum(result.seconds for result in results):.3f}",
     )
     for result in results:
@@ -113,9 +115,9 @@ def junit_xml(results: Sequence[CheckResult], driver: str) -> str:
             kind = str(result.kind or "")
             node = ElementTree.SubElement(case, "failure", type=kind, message=one_line(result.detail))
             calls = [f"{one.method} {one.request} -> {one.code} {one.answer}" for one in calls_of(result)]
-            commands = [one_line(one.command, _LONGEST_COMMAND) for one in calls_of(result)]
+            commands = [one_line(one.command, LONGEST_COMMAND) for one in calls_of(result)]
             text = [f"rule: {result.rule}", f"expected: {result.expected}", *calls, *commands]
-            node.text = "\n".join(one_line(line, _LONGEST_COMMAND) for line in text)
+            node.text = "\n".join(one_line(line, LONGEST_COMMAND) for line in text)
         elif result.result is not Outcome.PASSED:
             ElementTree.SubElement(case, "skipped", message=one_line(reason(result)))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from moorage.conformance.listing import existing_snapshots, existing_volumes
-from moorage.conformance.model import CheckConfig, CheckFailed
+from moorage.conformance.model import CheckConfig, CheckFailed, CheckResult
 from moorage.conformance.process import Control
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.capabilities import read_capabilities
@@ -26,6 +26,7 @@ from moorage.errors import MoorageError
 _CRASH_IS_SEEN_S = 0.5
 _SHORTEST_SECRET = 4  # a shorter one would be found in any text
 _MOST_VIOLATIONS = 20
+_ENOUGH_HANGS = 3
 
 
 class NoDriver(MoorageError):
@@ -46,12 +47,22 @@ class Session:
     existing_volumes: frozenset[str] = frozenset()
     existing_snapshots: frozenset[str] = frozenset()
     owned: dict[str, str] = field(default_factory=dict)  # id of each object that the run made, and its name
-    broken: dict[str, str] = field(default_factory=dict)  # id of each failed check, and what came
+    broken: dict[str, CheckResult] = field(default_factory=dict)  # the failed checks by id
     violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     loop_devices: dict[int, str] = field(default_factory=dict)  # number and backing file of those seen at our paths
+    hangs: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # by method, the checks that met it
     losses: int = 0  # how often the connection was lost
     expects_loss: bool = False  # while a check kills the driver itself
     token: str = field(default_factory=lambda: secrets.token_hex(6))
+
+    def note_hang(self, method: str, check_id: str, is_basic: bool) -> None:
+        """Take note of a call that did not return. A method that hangs always is not waited for in every check."""
+        self.hangs[method] += [check_id] * (_ENOUGH_HANGS if is_basic else 1)
+
+    def always_hangs(self, method: str) -> str:
+        """Return the check that reports that a method hangs, if it is not worth waiting for it again."""
+        known = self.hangs[method]
+        return known[0] if len(known) >= _ENOUGH_HANGS else ""
 
     def note_loss(self) -> None:
         self.losses += 1

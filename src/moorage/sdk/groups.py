@@ -99,6 +99,7 @@ class MetadataService(Service[ControllerOperations], csi_pb2_grpc.SnapshotMetada
         self, request: pb.GetMetadataDeltaRequest, context: Any
     ) -> AsyncIterator[pb.GetMetadataDeltaResponse]:
         self._need("changed_blocks")
+        wire.required("target_snapshot_id", request.target_snapshot_id)  # before any snapshot is looked up
         base = await self._snapshot(request, "base_snapshot_id")
         target = await self._snapshot(request, "target_snapshot_id")
         if base.volume_id != target.volume_id:

@@ -156,7 +156,7 @@ async def long_path(bench: Bench) -> None:
     target = f"{placed.target} ünï\\{'x' * 150}"
     await placed.publish(target)
     await placed.unpublish(target)
-    require(files.kind_of(target) == "nothing", f"{target} is still there")
+    placed.must_be_gone(target)
 
 
 @check(
@@ -209,8 +209,10 @@ async def orders(bench: Bench) -> None:
         await _do(placed, step)
         is_staged = {"stage": True, "unstage": False}.get(step, is_staged)
         is_published = {"publish": True, "unpublish": False}.get(step, is_published)
-        there = files.kind_of(placed.target) != "nothing"
-        require(there == is_published, f"after {step} the target is {files.kind_of(placed.target)}")
+        if is_published:
+            await placed.verify()
+        else:
+            placed.must_be_gone()
         if is_published and not written:
             await placed.write(content)
             written = True

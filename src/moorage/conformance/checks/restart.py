@@ -8,10 +8,10 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from moorage.conformance import files
 from moorage.conformance.bench import Bench, settled
 from moorage.conformance.checks.basics import CREATE, NODE, SNAPSHOT, unplaced
 from moorage.conformance.checks.lists import LIST, LIST_SNAPSHOTS, listed
+from moorage.conformance.checks.volumes import validation
 from moorage.conformance.listing import snapshot_entries
 from moorage.conformance.model import CheckSkipped, DriverCrashed, Stage, check, fail, require
 from moorage.conformance.place import STAGES, place
@@ -59,11 +59,13 @@ async def keeps_volumes(bench: Bench) -> None:
     with bench.given("CreateVolume.works"):
         volume = await bench.make(request)
     await restarted(bench)
+    if bench.has(LIST):
+        require(volume.volume_id in await listed(bench), "the volume is not listed any more")
+    answer = await bench.client.ValidateVolumeCapabilities(validation(bench, volume))
+    require(answer.HasField("confirmed"), f"the volume is not confirmed any more: {answer.message}")
     again = (await bench.client.CreateVolume(request)).volume
     require(again.volume_id == volume.volume_id, f"{volume.volume_id!r} became {again.volume_id!r} for the same name")
     require(again.volume_context == volume.volume_context, "volume_context differs from that before")
-    if bench.has(LIST):
-        require(volume.volume_id in await listed(bench), "the volume is not listed any more")
     with bench.given("DeleteVolume.works"):
         await bench.delete(volume.volume_id)
     await restarted(bench)
@@ -111,7 +113,7 @@ async def keeps_data(bench: Bench) -> None:
     await placed.must_hold(content, "after a restart of the driver")
     await bench.client.NodePublishVolume(placed.publish_request())
     await placed.down()
-    require(files.kind_of(placed.target) == "nothing", f"{placed.target} is still there after NodeUnpublishVolume")
+    placed.must_be_gone()
     await placed.up()
     await placed.must_hold(content, "after a restart of the driver and staging again")
 
@@ -160,10 +162,10 @@ async def during_publish(bench: Bench) -> None:
     content = os.urandom(65536)
     await placed.write(content)
     await killed_during(bench, placed.unpublish)
-    require(files.kind_of(placed.target) == "nothing", f"{placed.target} is still there")
+    placed.must_be_gone()
     if bench.has(STAGES):
         await killed_during(bench, placed.unstage)
-        require(files.mount_at(placed.staging) is None, f"{placed.staging} is still mounted")
+        placed.must_be_unstaged()
 
 
 @check(

@@ -216,7 +216,7 @@ async def is_gone(bench: Bench) -> None:
     volume = await bench.create(name)
     with bench.given("DeleteVolume.works"):
         await bench.delete(volume.volume_id)
-    await expect(bench.client.ValidateVolumeCapabilities(_validation(bench, volume)), "NOT_FOUND")
+    await expect(bench.client.ValidateVolumeCapabilities(validation(bench, volume)), "NOT_FOUND")
     doubled = pb.CapacityRange(required_bytes=bench.config.grown_bytes)
     await bench.make(bench.create_request(name, capacity_range=doubled))
 
@@ -248,7 +248,7 @@ async def clones_outlive(bench: Bench) -> None:
     except CsiError as error:
         good = error.code == "FAILED_PRECONDITION"
         require(good, f"DeleteVolume answered {error.code}: {error.message}", "OK or FAILED_PRECONDITION")
-    answer = await bench.client.ValidateVolumeCapabilities(_validation(bench, copy))
+    answer = await bench.client.ValidateVolumeCapabilities(validation(bench, copy))
     require(bool(answer.confirmed.volume_capabilities), f"the clone is not confirmed: {answer.message}")
 
 
@@ -272,7 +272,7 @@ async def clone_size(bench: Bench) -> None:
     await expect(bench.make(request), "OUT_OF_RANGE", "INVALID_ARGUMENT")
 
 
-def _validation(bench: Bench, volume: pb.Volume) -> pb.ValidateVolumeCapabilitiesRequest:
+def validation(bench: Bench, volume: pb.Volume) -> pb.ValidateVolumeCapabilitiesRequest:
     return pb.ValidateVolumeCapabilitiesRequest(
         volume_id=volume.volume_id,
         volume_context=volume.volume_context,
@@ -289,7 +289,7 @@ def _validation(bench: Bench, volume: pb.Volume) -> pb.ValidateVolumeCapabilitie
     stage=Stage.QUICK,
 )
 async def validates(bench: Bench) -> None:
-    request = _validation(bench, await bench.create())
+    request = validation(bench, await bench.create())
     answer = await bench.client.ValidateVolumeCapabilities(request)
     require(answer.HasField("confirmed"), f"not confirmed: {answer.message}")
     same = list(answer.confirmed.volume_capabilities) == list(request.volume_capabilities)
