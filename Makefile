@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo quick test check fix coverage docs bench wheel image image-check release pins generate clean
+.PHONY: pictures help demo quick test check fix coverage docs bench wheel image image-check release pins generate clean
 # The unit tests that mount nothing and start no processes.
 QUICK := tests/unit/test_documentation.py tests/unit/test_words.py tests/unit/kube tests/unit/controllers tests/unit/sidecars \
 	tests/unit/insight tests/unit/cli tests/unit/host tests/unit/deploy
@@ -44,6 +44,10 @@ docs: ## write the generated pages and build the site in build/site; a broken li
 	@$(BIN)/python scripts/docs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
+
+pictures: ## take the screenshots that README and docs show (as root)
+	@scripts/prepare dev
+	@$(BIN)/python scripts/pictures.py
 
 bench: ## run every benchmark; each prints its figure and its bound
 	@scripts/prepare dev

@@ -13,6 +13,7 @@ EXTRAS = {
     "apiserver": ("cel_expr_python", "cryptography", "jwt", "re2", "uvloop"),
     "controllers": ("uvloop",),
     "node": ("asyncinotify", "cryptography", "uvloop"),
+    "ui": ("jinja2",),
     "volume": ("cryptography",),
 }
 NEEDS = {
@@ -21,6 +22,7 @@ NEEDS = {
     "demo": tuple(EXTRAS),
     "node": ("node",),
     "sidecars": ("controllers",),
+    "ui": ("ui",),
     "up": tuple(EXTRAS),
     "volume export": ("volume",),
     "volume import": ("volume",),

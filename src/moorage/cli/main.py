@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("moorage.cli.check", "Check any CSI driver against the contract."),
     "explain": ("moorage.cli.explain", "Say why an object is where it is, and what to do."),
     "trace": ("moorage.cli.trace", "Tell what happened to an object, and where the time went."),
+    "ui": ("moorage.cli.ui", "Serve a live page for volumes: where each is, what is stuck and why."),
     "csi": ("moorage.cli.csi", "Make one CSI call, by hand, to any driver."),
     "volume": ("moorage.cli.volume", "Work with volumes without any cluster."),
     "gc": ("moorage.cli.gc", "Find what no one owns any more, and say why."),

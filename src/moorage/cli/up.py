@@ -47,6 +47,10 @@ def up(
         str, typer.Option(help="Another CSI driver: unix:///path/csi.sock, or a command with {endpoint}.")
     ] = "",
     port: Port = 0,
+    page: Annotated[bool, typer.Option(help="Serve the live page for volumes (moorage ui).")] = True,
+    page_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port of the live page; 0 takes 8465 or a free one.")
+    ] = 0,
     verbose: Verbose = False,
 ) -> None:
     """Run the whole stack on this machine: API server, controllers, scheduler, sidecars, node agents and plugin.
@@ -68,6 +72,7 @@ def up(
         pool_size_bytes=bytes_from("--pool-size", pool_size),
         driver=driver,
         port=port,
+        page_port=page_port if page else None,
     ).checked()
     log.configure("info" if verbose else "warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -99,6 +104,8 @@ def _print_report(settings: UpSettings, report: StartReport) -> None:
         if report.pool.advice:
             show.paragraph(report.pool.advice, style="yellow", indent=" " * 15)
     show.say(f"  logs         {settings.layout.logs}")
+    if report.page:
+        show.say(f"  live page    {report.page}")
     show.heading("Try it:")
     show.say(f"  export KUBECONFIG={shlex.quote(str(report.kubeconfig))}")
     for line in TO_TRY:

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moorage.cluster.narrator import Observer, TimelineEntry
 from moorage.cluster.run import Cluster
 from moorage.cluster.settings import UpSettings
 from moorage.errors import MoorageError
 from moorage.host import loop, mountinfo
 from moorage.host.safe_remove import remove_tree
+from moorage.insight.narrator import Narrator, TimelineEntry
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError, NotFound
 from moorage.kube.objects import (
@@ -88,7 +88,7 @@ class Demo:
             report = await self.cluster.start()
             self._tell("The stack comes up", f"{len(report.nodes)} nodes, driver {report.driver}", began, [])
             logs = [self.cluster.layout.log(f"{name}-driver") for name in self.settings.node_names]
-            async with self.cluster.client() as self._client, Observer(self._client, logs) as self._observer:
+            async with self.cluster.client() as self._client, Narrator(logs).following(self._client) as self._narrator:
                 await self._story()
         finally:
             began = time.time()
@@ -110,7 +110,7 @@ class Demo:
             began = time.time()
             checked = await act()
             await asyncio.sleep(0.05)  # the last lines reach the driver's log
-            self._tell(title, checked, began, self._observer.since(began))
+            self._tell(title, checked, began, self._narrator.since(began))
 
     async def _first_pod(self) -> str:
         await self._create(PersistentVolumeClaim, claim("data", "64Mi"))

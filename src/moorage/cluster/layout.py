@@ -49,6 +49,11 @@ class DataLayout:
         return self.root / "run" / "up.lock"
 
     @property
+    def page_token(self) -> Path:
+        """The file with the key to the live page."""
+        return self.root / "page-token"
+
+    @property
     def record(self) -> Path:
         return self.root / "cluster.json"
 

@@ -32,10 +32,13 @@ from moorage.kube.control.events import Recorder
 from moorage.kube.names import DRIVER_EXITED
 from moorage.kube.objects import CSINode, Lease, Node, ObjectReference, seconds_of
 from moorage.log import get_logger
+from moorage.ui.access import kept_token
+from moorage.ui.run import PREFERRED_PORT, free_port, link
 
 log = get_logger(__name__)
 
 _READY_TIMEOUT_S = 60.0
+_PAGE = "page"
 
 
 class StartTimeout(MoorageError):
@@ -55,6 +58,7 @@ class StartReport:
     pool: PoolReport | None
     made: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    page: str = ""  # the link to the live page, if there is one
 
 
 class Cluster:
@@ -100,6 +104,7 @@ class Cluster:
             pool,
             made,
             time.monotonic() - began,
+            self._start_page(),
         )
 
     async def stop(self) -> None:
@@ -110,6 +115,7 @@ class Cluster:
         if not self.owns_data:
             return
         nodes = self.settings.node_names
+        await self.supervisor.stop([_PAGE])
         await asyncio.gather(*(self.supervisor.stop([_worker(name)]) for name in nodes))
         await asyncio.gather(*(self.supervisor.stop([_driver(name)]) for name in nodes))
         await self.supervisor.stop(["controllers"])
@@ -191,6 +197,18 @@ class Cluster:
         command = [sys.executable, "-m", "moorage.cluster.node_process", msgspec.json.encode(config).decode()]
         name = _worker(node)
         self.supervisor.start(Part(name, command=command, log_file=self.layout.log(name), stop_grace_s=60.0))
+
+    def _start_page(self) -> str:
+        """Start the live page in a process of its own. Returns the link to it; empty if none is wanted."""
+        if self.settings.page_port is None:
+            return ""
+        port = self.settings.page_port or free_port(PREFERRED_PORT)
+        words = [sys.executable, "-m", "moorage.cli.main", "ui", "--port", str(port)]
+        words += ["--kubeconfig", str(self.layout.kubeconfig), "--logs", str(self.layout.logs)]
+        words += ["--token-file", str(self.layout.page_token)]
+        token = kept_token(self.layout.page_token)
+        self.supervisor.start(Part(_PAGE, command=words, log_file=self.layout.log(_PAGE), stop_grace_s=5.0))
+        return link("127.0.0.1", port, token, is_tls=False)
 
     def _socket(self, node: str) -> Path:
         if self.settings.has_foreign_socket:

@@ -44,6 +44,7 @@ class UpSettings:
     port: int = 0
     log_level: str = "info"
     plugin_flags: tuple[str, ...] = ()
+    page_port: int | None = None  # of the live page; None: no page
     scope: str = ""  # of the pool; empty: as the number of nodes calls for
 
     @property

@@ -70,6 +70,11 @@ _HARMLESS = (
 )  # worth a word when asked, no trouble by itself
 
 
+def is_harmless(story: "Story") -> bool:
+    """Whether a story is worth telling when asked for, but no trouble by itself."""
+    return story.cause in _HARMLESS
+
+
 class ObjectNotFound(MoorageError):
     """The object asked about is not in the cluster."""
 
@@ -186,7 +191,7 @@ def stuck_stories(view: ClusterView) -> list[Story]:
     for kind in (PersistentVolumeClaim, Pod, VolumeSnapshot, PersistentVolume, VolumeAttachment, Node):
         objects: dict[str, KubeObject] = getattr(view, _FIELDS[kind])
         stories += [story_of(view, obj) for obj in objects.values()]
-    stuck = [story for story in stories if story.stuck and story.cause not in _HARMLESS]
+    stuck = [story for story in stories if story.stuck and not is_harmless(story)]
     told = {link.object for story in stuck for link in story.chain[1:]}
     return [story for story in stuck if story.object not in told]
 

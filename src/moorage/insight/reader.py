@@ -33,7 +33,7 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
 )
 
-_FIELDS: dict[type[KubeObject], str] = {
+FIELDS: dict[type[KubeObject], str] = {
     StorageClass: "classes",
     Node: "nodes",
     CSIDriver: "drivers",
@@ -54,7 +54,7 @@ _FIELDS: dict[type[KubeObject], str] = {
 async def read_all(client: Client) -> ClusterView:
     """Read the whole cluster, for `moorage explain` without a name."""
     async with Reader(client) as reader:
-        await asyncio.gather(*(reader.all(kind) for kind in _FIELDS), reader.all_events())
+        await asyncio.gather(*(reader.all(kind) for kind in FIELDS), reader.all_events())
         await asyncio.gather(*(reader.secrets(found) for found in list(reader.view.classes.values())))
         return reader.view
 
@@ -90,7 +90,7 @@ class Reader:
             self._excuse(kind.resource.kind, error)
             return
         if found is not None:
-            getattr(self.view, _FIELDS[kind])[found.key] = found
+            getattr(self.view, FIELDS[kind])[found.key] = found
 
     async def all(self, kind: type[KubeObject], namespace: str = "") -> None:
         """All objects of a kind (in a namespace)."""
@@ -102,7 +102,7 @@ class Reader:
         except ApiError as error:
             self._excuse(kind.resource.kind, error)
             return
-        getattr(self.view, _FIELDS[kind]).update({obj.key: obj for obj in found.items})
+        getattr(self.view, FIELDS[kind]).update({obj.key: obj for obj in found.items})
 
     async def pods(self, namespace: str, fields: str) -> None:
         """The pods of a namespace that fields select, unless all of them are asked for."""

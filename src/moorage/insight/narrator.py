@@ -1,18 +1,21 @@
-"""What happens on the cluster while somebody waits: who did what, through which object or call, and when.
+"""What happens on a cluster as it happens: who did what, through which object or call, and when.
 
 Owns: turning changes of objects and the driver's log lines into sentences with a time. It only watches.
-Start reading at: `Observer`.
+Start reading at: `Narrator`.
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Self
 
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informer import ChangeHandler, Informers
 from moorage.kube.objects import (
     KubeObject,
     PersistentVolume,
@@ -24,6 +27,7 @@ from moorage.kube.objects import (
 from moorage.kube.objects.snapshots import VolumeSnapshotContent
 
 _CALL = re.compile(r"^(\d\d:\d\d:\d\d\.\d{3}) INFO csi\.server: call method=(\w+) code=(\w+) seconds=([\d.]+)")
+_KEPT = 2000
 _SHOWN_CALLS = {
     "CreateVolume": "provisioner",
     "DeleteVolume": "provisioner",
@@ -50,34 +54,47 @@ class TimelineEntry:
     seconds: float = 0.0
 
 
-class Observer:
-    """Collects moments. Use as `async with Observer(client, logs)`; `since(t)` tells what happened after a time."""
+class Narrator:
+    """Turns what informers report into moments. `since(t)` returns what happened after a time."""
 
-    def __init__(self, client: Client, driver_logs: list[Path]) -> None:
-        self._informers = Informers(client)
+    def __init__(
+        self, driver_logs: Sequence[Path] = (), on_moment: Callable[[TimelineEntry], None] = lambda moment: None
+    ) -> None:
         self._logs = driver_logs
-        self._moments: list[TimelineEntry] = []
+        self._moments: deque[TimelineEntry] = deque(maxlen=_KEPT)
+        self._on_moment = on_moment
+        self._handlers: dict[type[KubeObject], ChangeHandler[Any]] = {
+            PersistentVolumeClaim: self._claim,
+            PersistentVolume: self._volume,
+            VolumeAttachment: self._attachment,
+            Pod: self._pod,
+            VolumeSnapshot: self._snapshot,
+            VolumeSnapshotContent: self._content,
+        }
 
-    async def __aenter__(self) -> "Observer":
-        self._informers.of(PersistentVolumeClaim).subscribe(self._claim)
-        self._informers.of(PersistentVolume).subscribe(self._volume)
-        self._informers.of(VolumeAttachment).subscribe(self._attachment)
-        self._informers.of(Pod).subscribe(self._pod)
-        self._informers.of(VolumeSnapshot).subscribe(self._snapshot)
-        self._informers.of(VolumeSnapshotContent).subscribe(self._content)
-        await self._informers.__aenter__()
-        await self._informers.wait_synced()
-        return self
+    @asynccontextmanager
+    async def following(self, client: Client) -> AsyncIterator[Self]:
+        """Follow a cluster with informers of its own until the block ends."""
+        async with Informers(client) as informers:
+            for kind, handler in self._handlers.items():
+                informers.of(kind).subscribe(handler)
+            await informers.wait_synced()
+            yield self
 
-    async def __aexit__(self, *ending: object) -> None:
-        await self._informers.__aexit__(*ending)
+    def take(self, old: KubeObject | None, new: KubeObject | None) -> None:
+        """Note what a change means, if it means anything here."""
+        shown = new if new is not None else old
+        if shown is not None and type(shown) in self._handlers:
+            self._handlers[type(shown)](old, new)
 
     def since(self, at: float) -> list[TimelineEntry]:
-        """What happened from a time on, in order, the driver's calls among it."""
+        """Return what happened from a time on, in order, the driver's calls among it."""
         return sorted([m for m in self._moments if m.at >= at] + [m for m in self._calls() if m.at >= at - 0.001])
 
     def _note(self, who: str, what: str) -> None:
-        self._moments.append(TimelineEntry(time.time(), who, what))
+        moment = TimelineEntry(time.time(), who, what)
+        self._moments.append(moment)
+        self._on_moment(moment)
 
     def _changed(self, old: KubeObject | None, new: KubeObject | None, value: Callable[[KubeObject], object]) -> bool:
         return new is not None and bool(value(new)) and (old is None or value(old) != value(new))
