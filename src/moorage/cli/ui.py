@@ -24,7 +24,7 @@ def ui(
     kubeconfig: Kubeconfig = "",
     logs: Annotated[
         Path | None,
-        typer.Option(metavar="DIRECTORY", help="The components' logs. Otherwise `logs` beside the kubeconfig, if any."),
+        typer.Option(help="Directory of the components' logs. Otherwise `logs` beside the kubeconfig."),
     ] = None,
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Offer snapshot, clone, restore, grow, recover and delete.")

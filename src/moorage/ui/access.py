@@ -1,6 +1,6 @@
 """Who may use the page: the token, its cookie, hosts and origins, and the headers of every answer.
 
-Owns: every decision about access. The page shows what the user's kubeconfig may read, to whoever holds the cookie.
+Owns: every decision about access. The page shows what the kubeconfig may read to everyone who holds the cookie.
 Start reading at: `Access.check`.
 """
 
@@ -31,7 +31,7 @@ _TOKEN_BYTES = 24
 _SAFE = ("GET", "HEAD")
 
 
-class Refused(MoorageError):
+class RequestRefused(MoorageError):
     """A request that is not answered with a page; `status` is its HTTP status."""
 
     code = "PERMISSION_DENIED"
@@ -75,26 +75,26 @@ class Access:
         return hmac.compare_digest(sent.encode(errors="replace"), self.cookie.encode())
 
     def check_host(self, request: web.Request) -> None:
-        """Refuse other names (DNS rebinding) and requests that another site made. Raises Refused."""
+        """Refuse other names (DNS rebinding) and requests that another site made. Raises RequestRefused."""
         if request.headers.getall("Host", []) not in [[host] for host in self.hosts]:
-            raise Refused(421, "this page answers only to the address that moorage ui printed")
+            raise RequestRefused(421, "this page answers only to the address that moorage ui printed")
         origin = request.headers.get("Origin")
         if origin is not None and origin not in {
             f"{'https' if self.is_tls else 'http'}://{host}" for host in self.hosts
         }:
-            raise Refused(403, "this request comes from another site")
+            raise RequestRefused(403, "this request comes from another site")
 
     def check(self, request: web.Request) -> None:
-        """Refuse requests without the cookie. Raises Refused."""
+        """Refuse requests without the cookie. Raises RequestRefused."""
         if not self.has_cookie(request):
-            raise Refused(401, "open the link that moorage ui printed: it carries the key to this page")
+            raise RequestRefused(401, "open the link that moorage ui printed: it carries the key to this page")
         if request.method not in _SAFE and request.headers.get("Origin") is None:
-            raise Refused(403, "a form must say which page it comes from")
+            raise RequestRefused(403, "a form must say which page it comes from")
 
     def check_form(self, sent: str) -> None:
-        """Refuse a form that this page did not make. Raises Refused."""
+        """Refuse a form that this page did not make. Raises RequestRefused."""
         if not hmac.compare_digest(sent.encode(errors="replace"), self.form_key.encode()):
-            raise Refused(403, "this form is out of date: go back and load the page again")
+            raise RequestRefused(403, "this form is out of date: go back and load the page again")
 
 
 def hosts_of(address: str, port: int) -> frozenset[str]:

@@ -27,7 +27,7 @@ _CORE, _SNAPSHOT = "", "snapshot.storage.k8s.io"
 
 
 @dataclass(frozen=True)
-class Field:
+class FormField:
     """One thing that the user fills in."""
 
     name: str
@@ -44,7 +44,7 @@ class Plan:
     verb: str
     target: KubeObject
     then: str  # the page to go to afterwards
-    fields: list[Field] = field(default_factory=list)
+    fields: list[FormField] = field(default_factory=list)
     body: dict[str, Any] = field(default_factory=dict)  # the manifest to create, or the patch
     kind: type[KubeObject] = PersistentVolumeClaim
     warning: str = ""
@@ -156,7 +156,7 @@ class Actions:
         command = kubectl(
             "patch", "pvc", claim.name, namespace=claim.namespace, flags=("-p", msgspec.json.encode(body).decode())
         )
-        fields = [Field("size", "New size", size)]
+        fields = [FormField("size", "New size", size)]
         return Plan(
             "Grow the volume",
             command,
@@ -227,7 +227,7 @@ def _create(
 ) -> Plan:
     text = msgspec.json.encode(body).decode()
     command = Command(f"kubectl create -f - <<'EOF'\n{text}\nEOF")
-    fields = [Field("name", "Name", name)]
+    fields = [FormField("name", "Name", name)]
     return Plan(
         title, command, "create", target, f"/o/{word}/{target.namespace}/{name}", fields, body, kind, refusal=refusal
     )

@@ -35,7 +35,7 @@ from moorage.kube.volumes import claims_of, reference_key
 from moorage.log import get_logger
 from moorage.process import cancel_all
 from moorage.ui.live_view import Feed
-from moorage.ui.stages import Stage, place_of
+from moorage.ui.stages import ClaimStage, place_of
 
 log = get_logger(__name__)
 
@@ -56,8 +56,8 @@ class Card:
     """One claim: where it is, and when it was seen to reach each stage; empty for what was there before the board."""
 
     claim: PersistentVolumeClaim
-    stage: Stage
-    reached: dict[Stage, float] = field(default_factory=dict)
+    stage: ClaimStage
+    reached: dict[ClaimStage, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Board:
         self._feed = Feed(client, self._on_change)
         self._narrator = Narrator(on_moment=self.activity.appendleft)
         self._troubles: OrderedDict[Key, Trouble] = OrderedDict()
-        self._in_stage: dict[Stage, OrderedDict[str, None]] = {stage: OrderedDict() for stage in Stage}
+        self._in_stage: dict[ClaimStage, OrderedDict[str, None]] = {stage: OrderedDict() for stage in ClaimStage}
         self._dirty: OrderedDict[Key, None] = OrderedDict()
         self._woken = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -111,11 +111,11 @@ class Board:
             pass  # nothing changed: the caller has other work to do now and then
         return self.version
 
-    def in_stage(self, stage: Stage) -> Iterable[Card]:
+    def in_stage(self, stage: ClaimStage) -> Iterable[Card]:
         """Return the claims of a stage, the newest arrival first."""
         return (self.cards[key] for key in reversed(self._in_stage[stage]))
 
-    def count(self, stage: Stage) -> int:
+    def count(self, stage: ClaimStage) -> int:
         return len(self._in_stage[stage])
 
     def troubles(self) -> list[Trouble]:

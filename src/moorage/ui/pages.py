@@ -2,7 +2,7 @@
 
 Owns: turning the board into plain values for the templates. A part is drawn again when its board changes, and sent to
 open pages if it came out different; every list is bounded.
-Start reading at: `Pages.parts`.
+Start reading at: `PageRenderer.parts`.
 """
 
 import re
@@ -33,7 +33,7 @@ from moorage.kube.volumes import claim_class, claims_of, reference_key, requeste
 from moorage.printable import one_line
 from moorage.ui.board import Board, Card
 from moorage.ui.pictures import chain_of, family_of, gantt_of
-from moorage.ui.stages import IN_FLIGHT, Stage, place_of
+from moorage.ui.stages import IN_FLIGHT, ClaimStage, place_of
 
 _CARDS = 24  # of one column
 _TROUBLES = 60
@@ -68,28 +68,28 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Page:
+class PageLayout:
     """One page: its title and the parts that it is made of, by their ids."""
 
     title: str
     parts: Mapping[str, Callable[[Query], Awaitable[Values]]] = field(default_factory=dict)
 
 
-class Pages:
+class PageRenderer:
     """Draws pages and their parts as HTML. Every value from the cluster is escaped."""
 
     def __init__(self, board: Board, allows_actions: bool) -> None:
         self._board, self._view = board, board.view
         self.allows_actions = allows_actions
         self._fixed = {
-            "/": Page(
+            "/": PageLayout(
                 "Overview", {"wrong": self._wrong, "lanes": self._lanes, "rooms": self._rooms, "drivers": self._drivers}
             ),
-            "/claims": Page("Claims", {"claims": self._claims}),
-            "/nodes": Page("Nodes and pools", {"nodes": self._nodes, "rooms": self._rooms}),
-            "/snapshots": Page("Snapshots", {"snapshots": self._snapshots}),
-            "/drivers": Page("Drivers", {"drivers": self._drivers}),
-            "/activity": Page("Activity", {"activity": self._activity}),
+            "/claims": PageLayout("Claims", {"claims": self._claims}),
+            "/nodes": PageLayout("Nodes and pools", {"nodes": self._nodes, "rooms": self._rooms}),
+            "/snapshots": PageLayout("Snapshots", {"snapshots": self._snapshots}),
+            "/drivers": PageLayout("Drivers", {"drivers": self._drivers}),
+            "/activity": PageLayout("Activity", {"activity": self._activity}),
         }
         self._templates = jinja2.Environment(
             loader=jinja2.FunctionLoader(_template),
@@ -100,7 +100,7 @@ class Pages:
         )
         self._templates.filters |= {"line": one_line, "size": bytes_text, "path": path_of, "span": _span}
 
-    def page(self, query: Query) -> Page:
+    def page(self, query: Query) -> PageLayout:
         """Return the page at a path. Raises ObjectNotFound if there is none."""
         fixed = self._fixed.get(query.path)
         if fixed is not None:
@@ -109,7 +109,7 @@ class Pages:
         if kind_and_name is None:
             raise ObjectNotFound("there is no such page")
         reference, _ = kind_and_name
-        return Page(
+        return PageLayout(
             reference,
             {
                 "story": self._story,
@@ -153,13 +153,13 @@ class Pages:
         lately = time.time() - 600
         recent = [
             card
-            for card in islice(self._wanted(Stage.MOUNTED, query), 8)
-            if card.reached.get(Stage.MOUNTED, 0) > lately
+            for card in islice(self._wanted(ClaimStage.MOUNTED, query), 8)
+            if card.reached.get(ClaimStage.MOUNTED, 0) > lately
         ]
-        counts = {stage.value: self._board.count(stage) for stage in Stage}
+        counts = {stage.value: self._board.count(stage) for stage in ClaimStage}
         return {"lanes": lanes, "recent": [self._card(card) for card in recent], "counts": counts}
 
-    def _wanted(self, stage: Stage, query: Query) -> Any:
+    def _wanted(self, stage: ClaimStage, query: Query) -> Any:
         return (card for card in self._board.in_stage(stage) if query.wants(card.claim.key))
 
     def _card(self, card: Card) -> Values:

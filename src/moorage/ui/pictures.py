@@ -11,7 +11,7 @@ from moorage.insight.cluster_view import ClusterView
 from moorage.insight.explain import state_of
 from moorage.insight.trace import Trace, TraceStep
 from moorage.kube.objects import KubeObject, PersistentVolumeClaim, VolumeSnapshot
-from moorage.ui.stages import Place
+from moorage.ui.stages import ClaimPlace
 
 _MOST_STEPS = 80
 _DEEPEST = 6
@@ -33,7 +33,7 @@ class Box:
     at: int = 0  # its place in the row
 
 
-def chain_of(claim: PersistentVolumeClaim, place: Place, wrong: dict[str, str]) -> list[Box]:
+def chain_of(claim: PersistentVolumeClaim, place: ClaimPlace, wrong: dict[str, str]) -> list[Box]:
     """Return claim → volume → attachment → staged → mounted. `wrong` maps a box's title to its error."""
     volume, is_bound = place.volume, claim.status.phase == "Bound"
     pods = ", ".join(pod.name for pod in place.pods) or "no pod"
@@ -78,7 +78,7 @@ def chain_of(claim: PersistentVolumeClaim, place: Place, wrong: dict[str, str]) 
 
 
 def _attachment(
-    place: Place, nodes: str, attached: Sequence[KubeObject]
+    place: ClaimPlace, nodes: str, attached: Sequence[KubeObject]
 ) -> tuple[str, str, str, str, KubeObject | None]:
     if place.volume is not None and not place.needs_attach:
         return "Attachment", "", "not needed", "driver", None

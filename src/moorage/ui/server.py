@@ -18,10 +18,10 @@ from moorage.errors import MoorageError, UsageError
 from moorage.insight.explain import ObjectNotFound
 from moorage.kube.errors import ApiError
 from moorage.log import get_logger
-from moorage.ui.access import HEADERS, Access, Refused
+from moorage.ui.access import HEADERS, Access, RequestRefused
 from moorage.ui.actions import Actions
 from moorage.ui.board import Board
-from moorage.ui.pages import Pages, Query
+from moorage.ui.pages import PageRenderer, Query
 
 log = get_logger(__name__)
 
@@ -41,7 +41,7 @@ class Site:
 
     def __init__(self, board: Board, access: Access, actions: Actions | None) -> None:
         self._board, self._access, self._actions = board, access, actions
-        self._pages = Pages(board, actions is not None)
+        self._pages = PageRenderer(board, actions is not None)
         self._open = 0
 
     def application(self) -> web.Application:
@@ -64,7 +64,7 @@ class Site:
         try:
             self._access.check_host(request)
             response = self._signed_in(request) or await self._answer(request, handler)
-        except Refused as refused:
+        except RequestRefused as refused:
             response = self._problem(refused.status, str(refused))
         except ObjectNotFound as missing:
             response = self._problem(404, str(missing))
@@ -92,7 +92,7 @@ class Site:
         if token is None or request.path.startswith("/static/"):
             return None
         if not self._access.is_right(token):
-            raise Refused(401, "this link is not from the moorage ui that runs now: use the one that it printed")
+            raise RequestRefused(401, "this link is not from the moorage ui that runs now: use the one that it printed")
         response = web.Response(status=303, headers={"Location": request.path if request.path[:2] != "//" else "/"})
         secure = self._access.is_tls
         response.set_cookie(
@@ -122,7 +122,7 @@ class Site:
         query = _query(request, request.query.get("path", "/")[:_LONGEST_QUERY])
         self._pages.page(query)
         if self._open >= _MOST_OPEN:
-            raise Refused(503, f"{_MOST_OPEN} pages are open already: close some")
+            raise RequestRefused(503, f"{_MOST_OPEN} pages are open already: close some")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         self._open += 1

@@ -11,7 +11,7 @@ from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod, V
 from moorage.kube.volumes import csi_volume_name, requires_attach
 
 
-class Stage(StrEnum):
+class ClaimStage(StrEnum):
     """The phase that a claim is in; IDLE is bound and used by no pod, MOUNTED is done."""
 
     PROVISION = "provision"
@@ -21,14 +21,14 @@ class Stage(StrEnum):
     IDLE = "idle"
 
 
-IN_FLIGHT = (Stage.PROVISION, Stage.ATTACH, Stage.MOUNT)
+IN_FLIGHT = (ClaimStage.PROVISION, ClaimStage.ATTACH, ClaimStage.MOUNT)
 
 
 @dataclass(frozen=True)
-class Place:
+class ClaimPlace:
     """What a claim's life looks like at one moment: its volume, its pods, and its attachments."""
 
-    stage: Stage
+    stage: ClaimStage
     volume: PersistentVolume | None
     pods: tuple[Pod, ...]
     attachments: tuple[VolumeAttachment, ...]
@@ -36,12 +36,12 @@ class Place:
     staged_on: tuple[str, ...]  # nodes whose agents report the volume as in use
 
 
-def place_of(view: ClusterView, claim: PersistentVolumeClaim) -> Place:
+def place_of(view: ClusterView, claim: PersistentVolumeClaim) -> ClaimPlace:
     """Return where a claim is, with the objects that show it."""
     volume = view.volumes.get(claim.spec.volume_name)
     pods = tuple(sorted(view.pods_of(claim), key=lambda pod: pod.name))
     if claim.status.phase != "Bound" or volume is None:
-        return Place(Stage.PROVISION, volume, pods, (), False, ())
+        return ClaimPlace(ClaimStage.PROVISION, volume, pods, (), False, ())
     attachments = tuple(view.attachments_of(volume))
     csi = volume.spec.csi
     needs = csi is not None and requires_attach(view.drivers.get(csi.driver))
@@ -50,15 +50,15 @@ def place_of(view: ClusterView, claim: PersistentVolumeClaim) -> Place:
     staged = tuple(
         sorted(node for node in nodes if node in view.nodes and name in view.nodes[node].status.volumes_in_use)
     )
-    return Place(_stage(pods, attachments, needs), volume, pods, attachments, needs, staged)
+    return ClaimPlace(_stage(pods, attachments, needs), volume, pods, attachments, needs, staged)
 
 
-def _stage(pods: tuple[Pod, ...], attachments: tuple[VolumeAttachment, ...], needs_attach: bool) -> Stage:
+def _stage(pods: tuple[Pod, ...], attachments: tuple[VolumeAttachment, ...], needs_attach: bool) -> ClaimStage:
     """Return the stage of a bound claim: that of the pod that has come least far."""
     if not pods:
-        return Stage.IDLE
+        return ClaimStage.IDLE
     attached = {each.spec.node_name for each in attachments if each.status.attached}
     starting = [pod for pod in pods if pod.status.phase != "Running"]
     if needs_attach and any(pod.spec.node_name not in attached for pod in starting):
-        return Stage.ATTACH
-    return Stage.MOUNT if starting else Stage.MOUNTED
+        return ClaimStage.ATTACH
+    return ClaimStage.MOUNT if starting else ClaimStage.MOUNTED

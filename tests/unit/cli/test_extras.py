@@ -75,7 +75,7 @@ def test_a_driver_loads_neither_the_api_server_nor_its_packages():
 
 def test_a_command_without_its_packages_says_what_to_install():
     missing = {
-        ("apiserver", "--data-dir", "d"): "cel_expr_python, cryptography, jinja2, jwt, re2, uvloop",
+        ("apiserver", "--data-dir", "d"): "cel_expr_python, cryptography, jwt, re2, uvloop",
         ("controllers",): "uvloop",
         ("sidecars",): "uvloop",
         ("node",): "asyncinotify, cryptography, uvloop",

@@ -7,7 +7,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from moorage.errors import UsageError
-from moorage.ui.access import Access, Refused, hosts_of, is_loopback, kept_token
+from moorage.ui.access import Access, RequestRefused, hosts_of, is_loopback, kept_token
 from moorage.ui.run import UiSettings
 
 ACCESS = Access("t" * 32, hosts_of("127.0.0.1", 8465), is_tls=False)
@@ -24,20 +24,20 @@ def test_the_printed_address_and_its_other_names_are_answered(host):
 
 @pytest.mark.parametrize("host", ["evil.example:8465", "127.0.0.1", "127.0.0.1:80", "localhost:8465.evil.example", ""])
 def test_a_name_that_leads_here_by_dns_is_refused(host):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         ACCESS.check_host(request(Host=host))
     assert refused.value.status == 421
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:8465", "http://127.0.0.1:8466"])
 def test_a_request_of_another_site_is_refused(origin):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         ACCESS.check_host(request(Host="127.0.0.1:8465", Origin=origin))
     assert refused.value.status == 403
 
 
 def test_without_the_cookie_nothing_is_answered():
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         ACCESS.check(request(Cookie=f"{ACCESS.cookie_name}={'0' * 64}"))
     assert refused.value.status == 401
     ACCESS.check(request(Cookie=f"{ACCESS.cookie_name}={ACCESS.cookie}"))
@@ -45,10 +45,10 @@ def test_without_the_cookie_nothing_is_answered():
 
 def test_a_form_without_an_origin_or_with_a_foreign_key_is_refused():
     cookie = f"{ACCESS.cookie_name}={ACCESS.cookie}"
-    with pytest.raises(Refused, match="which page"):
+    with pytest.raises(RequestRefused, match="which page"):
         ACCESS.check(request("POST", Cookie=cookie))
     ACCESS.check(request("POST", Cookie=cookie, Origin="http://127.0.0.1:8465"))
-    with pytest.raises(Refused, match="out of date"):
+    with pytest.raises(RequestRefused, match="out of date"):
         ACCESS.check_form(ACCESS.cookie)
     ACCESS.check_form(ACCESS.form_key)
 

@@ -13,7 +13,7 @@ from moorage.kube.objects import (
     VolumeSnapshot,
 )
 from moorage.ui.pictures import chain_of, family_of, gantt_of
-from moorage.ui.stages import Stage, place_of
+from moorage.ui.stages import ClaimStage, place_of
 
 DRIVER = {"metadata": {"name": "d.example"}, "spec": {"attachRequired": True}}
 
@@ -62,20 +62,20 @@ def stage_of(*objects):
 
 
 def test_a_claim_goes_through_the_stages():
-    assert place_of(view_of(), claim(phase="Pending")).stage is Stage.PROVISION
-    assert stage_of() is Stage.IDLE
-    assert stage_of(pod()) is Stage.ATTACH
-    assert stage_of(pod(), attachment(False)) is Stage.ATTACH
-    assert stage_of(pod(), attachment(True)) is Stage.MOUNT
-    assert stage_of(pod("Running"), attachment(True)) is Stage.MOUNTED
-    assert stage_of(pod("Succeeded"), attachment(True)) is Stage.IDLE
-    assert stage_of(pod("Running"), pod(name="second"), attachment(True)) is Stage.MOUNT
+    assert place_of(view_of(), claim(phase="Pending")).stage is ClaimStage.PROVISION
+    assert stage_of() is ClaimStage.IDLE
+    assert stage_of(pod()) is ClaimStage.ATTACH
+    assert stage_of(pod(), attachment(False)) is ClaimStage.ATTACH
+    assert stage_of(pod(), attachment(True)) is ClaimStage.MOUNT
+    assert stage_of(pod("Running"), attachment(True)) is ClaimStage.MOUNTED
+    assert stage_of(pod("Succeeded"), attachment(True)) is ClaimStage.IDLE
+    assert stage_of(pod("Running"), pod(name="second"), attachment(True)) is ClaimStage.MOUNT
 
 
 def test_a_driver_without_attach_goes_straight_to_mount():
     driver = convert({"metadata": {"name": "d.example"}, "spec": {"attachRequired": False}}, CSIDriver)
     view = view_of(claim(), volume(), driver, pod())
-    assert place_of(view, claim()).stage is Stage.MOUNT
+    assert place_of(view, claim()).stage is ClaimStage.MOUNT
     boxes = {box.title: box for box in chain_of(claim(), place_of(view, claim()), {})}
     assert boxes["Attachment"].state == "not needed"
 
