@@ -206,7 +206,7 @@ class Lab:
         patch = {"status": {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [container]}}
 
         async def one(handle: str) -> None:
-            await self._pod(handle, node="nobody")
+            await self._pod(handle, node="elsewhere")
             async with gate:
                 await self._publish(handle)
             await self.client.patch(Pod, handle, patch, "default", how=PatchType.STRATEGIC, subresource="status")

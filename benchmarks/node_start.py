@@ -9,7 +9,8 @@ machine whose speed changes from second to second, the time over what the driver
 Three drivers: `plain` only bind-mounts, which takes almost no time and so makes the ratio hard; `image` is `moorage
 plugin`, whose volumes are formatted, attached to loop devices and mounted; `other` is the program given after `--`,
 in whose words `{socket}`, `{name}` and `{directory}` are filled in. The API server is ours, in this process, or that of
-`--kubeconfig`: one to throw away, for what is made there is left. What its processes take is told for each `--pid`.
+`--kubeconfig`: one to throw away, for what is made there is left. For each `--pid` its memory and processor time are
+printed.
 Run: python benchmarks/node_start.py [--driver plain|image|both|other] [--delay 0.05] [--pods 200] [--rounds 1]
 [--kubeconfig FILE [--pid PID …]] [-- PROGRAM …]
 """

@@ -59,7 +59,7 @@ async def write(client: Client, pods: list[Pod], *, is_gathered: bool, used_s: C
         writer.put(pod, wanted)
         await asyncio.sleep(_EVERY_S)
     await asyncio.gather(*(writer.flush(pod.uid) for pod in pods))
-    await asyncio.sleep(0.5)  # whoever watches is told of it
+    await asyncio.sleep(0.5)  # the events reach the watchers
     used = used_s() - before
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -236,7 +236,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Run:
 
 
 async def preload(client: Client, driver: str, count: int) -> None:
-    """Volumes of the driver that nobody claims: what a cluster with many volumes costs at rest."""
+    """Volumes of the driver without a claim: what a cluster with many volumes costs at rest."""
     slots = asyncio.Semaphore(32)
 
     async def one(number: int) -> None:

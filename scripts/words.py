@@ -36,6 +36,8 @@ def places_in(path: Path) -> Iterator[tuple[int, str]]:
         return
     text = path.read_text()
     for found in _PATTERN.finditer(text):
+        if text[found.start() - 1 : found.start()] == text[found.end() : found.end() + 1] == '"':
+            continue  # a name in the code, such as the user "nobody"
         yield text.count("\n", 0, found.start()) + 1, " ".join(found[1].lower().split())
 
 

@@ -87,6 +87,42 @@ def test_only_plugins_that_mount_are_privileged_and_they_have_no_account(manifes
 
 
 @pytest.mark.parametrize("folder", ["node-local", "shared", "snapshot-support"])
+def test_every_process_is_confined_as_far_as_it_can_be(manifests, folder):
+    """Bounded memory, the runtime's system calls, and no token that it does not use."""
+    objects = manifests(folder)
+    may_mount = {
+        o["metadata"]["name"]: o.get("automountServiceAccountToken", True)
+        for o in objects
+        if o["kind"] == "ServiceAccount"
+    }
+    bound = {subject["name"] for o in objects if o["kind"].endswith("RoleBinding") for subject in o["subjects"]}
+    for name, pod in pods_of(objects):
+        account = pod["serviceAccountName"]
+        mounts_token = pod.get("automountServiceAccountToken", may_mount[account])
+        assert not mounts_token or len(pod["containers"]) == 1, name  # with several, only one of them gets it
+        assert account in bound or not (mounts_token or any(v["name"] == "account" for v in pod["volumes"])), name
+        assert not any(c.get("privileged") for c in pod.get("initContainers", [])), name
+        for container in pod["containers"]:
+            context = {**pod.get("securityContext", {}), **container["securityContext"]}
+            assert "memory" in container["resources"]["limits"], container["name"]
+            if not context.get("privileged"):  # Kubernetes filters no system calls of a privileged container
+                assert context["seccompProfile"] == {"type": "RuntimeDefault"}, container["name"]
+                assert context.get("runAsNonRoot") or context["capabilities"]["drop"] == ["ALL"], container["name"]
+
+
+@pytest.mark.parametrize("folder", ["node-local", "shared", "distributions/microk8s", "distributions/k0s"])
+def test_plugins_of_nodes_mount_below_the_kubelet_only_and_limit_inline_volumes(manifests, folder):
+    found = 0
+    for name, container in containers_of(manifests(folder)):
+        if container["securityContext"].get("privileged"):
+            found += 1
+            assert "--kubelet-dir=$(KUBELET_DIR)" in container["args"], name
+            assert "--inline-attributes=size,fsType,kind" in container["args"], name
+            assert "--inline-max-size=10Gi" in container["args"], name
+    assert found == 1
+
+
+@pytest.mark.parametrize("folder", ["node-local", "shared", "snapshot-support"])
 def test_no_pod_shares_the_hosts_network_or_processes(manifests, folder):
     for _, pod in pods_of(manifests(folder)):
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
