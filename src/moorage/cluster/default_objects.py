@@ -9,12 +9,13 @@ from typing import Any
 
 from moorage.kube.api.client import Client
 from moorage.kube.errors import AlreadyExists
+from moorage.kube.names import DEFAULT_CLASS, DEFAULT_GROUP_SNAPSHOT_CLASS, DEFAULT_SNAPSHOT_CLASS
 from moorage.kube.objects import CSIDriver, KubeObject, StorageClass, VolumeSnapshotClass
 from moorage.kube.objects.snapshots import VolumeGroupSnapshotClass
 
 DRIVER = "csi.moorage.dev"
-_DEFAULT = {"storageclass.kubernetes.io/is-default-class": "true"}
-_DEFAULT_SNAPSHOT = {"snapshot.storage.kubernetes.io/is-default-class": "true"}
+_DEFAULT = {DEFAULT_CLASS: "true"}
+_DEFAULT_SNAPSHOT = {DEFAULT_SNAPSHOT_CLASS: "true"}
 
 DefaultObject = tuple[type[KubeObject], dict[str, Any]]
 
@@ -86,6 +87,6 @@ def _snapshot_class(name: str, driver: str) -> DefaultObject:
 
 
 def _group_class(name: str, driver: str) -> DefaultObject:
-    annotations = {"groupsnapshot.storage.kubernetes.io/is-default-class": "true"}
+    annotations = {DEFAULT_GROUP_SNAPSHOT_CLASS: "true"}
     meta = {"name": name, "annotations": annotations}
     return VolumeGroupSnapshotClass, {"metadata": meta, "driver": driver, "deletionPolicy": "Delete"}

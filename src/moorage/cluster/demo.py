@@ -23,6 +23,7 @@ from moorage.host.safe_remove import remove_tree
 from moorage.insight.narrator import Narrator, TimelineEntry
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError, NotFound
+from moorage.kube.names import HOSTNAME
 from moorage.kube.objects import (
     KubeObject,
     PersistentVolume,
@@ -283,7 +284,7 @@ def pod(name: str, claims: dict[str, str], script: str, node: str = "") -> dict[
     container = {"name": "main", "image": "host", "command": ["sh", "-c", script], "volumeMounts": mounts}
     spec: dict[str, Any] = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 1}
     if node:
-        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+        spec["nodeSelector"] = {HOSTNAME: node}
     return {"metadata": {"name": name}, "spec": spec}
 
 

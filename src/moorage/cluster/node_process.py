@@ -14,6 +14,7 @@ import uvloop
 
 from moorage import log
 from moorage.kube.api import config as kube_config
+from moorage.kube.names import HOSTNAME
 from moorage.node import config as node_config
 from moorage.node import run as node_agent
 from moorage.process import stop_event
@@ -54,7 +55,7 @@ async def run(config: WorkerConfig) -> None:
         api=api,
         hide=tuple(config.hide),
         client_ca=Path(config.client_ca),
-        labels={"kubernetes.io/hostname": config.node},
+        labels={HOSTNAME: config.node},
         on_stop=node_config.DRAIN,
         drain_timeout_s=45.0,
     )

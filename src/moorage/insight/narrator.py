@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from moorage.kube.api.client import Client
 from moorage.kube.cache.informer import ChangeHandler, Informers
+from moorage.kube.names import SELECTED_NODE
 from moorage.kube.objects import (
     KubeObject,
     PersistentVolume,
@@ -106,9 +107,12 @@ class Narrator:
         elif new is None:
             self._note("protection", f"claim {name} is gone")
             return
-        selected = "volume.kubernetes.io/selected-node"
-        if new is not None and selected in new.annotations and (old is None or selected not in old.annotations):
-            self._note("scheduler", f"claim {name} is to be made on {new.annotations[selected]}")
+        if (
+            new is not None
+            and SELECTED_NODE in new.annotations
+            and (old is None or SELECTED_NODE not in old.annotations)
+        ):
+            self._note("scheduler", f"claim {name} is to be made on {new.annotations[SELECTED_NODE]}")
         if new is not None and new.status.phase == "Bound" and (old is None or old.status.phase != "Bound"):
             self._note("binder", f"claim {name} is bound to {new.spec.volume_name}")
         if new is not None and old is not None and new.status.capacity != old.status.capacity and old.status.capacity:

@@ -13,6 +13,7 @@ from moorage.insight.cluster_view import ClusterView, last_seen
 from moorage.insight.matching import lease_names
 from moorage.kube.api.client import Client
 from moorage.kube.errors import ApiError
+from moorage.kube.names import RESERVED_PREFIX
 from moorage.kube.objects import (
     CSIDriver,
     CSINode,
@@ -172,7 +173,7 @@ class Reader:
 def _secrets_of(storage_class: StorageClass) -> Iterable[tuple[str, str]]:
     parameters = storage_class.parameters
     for key, name in parameters.items():
-        if key.startswith("csi.storage.k8s.io/") and key.endswith("-secret-name") and "$" not in name:
+        if key.startswith(RESERVED_PREFIX) and key.endswith("-secret-name") and "$" not in name:
             namespace = parameters.get(key.removesuffix("-name") + "-namespace", "")
             if namespace and "$" not in namespace:
                 yield namespace, name

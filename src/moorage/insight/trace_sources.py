@@ -16,6 +16,7 @@ from moorage.insight.explain import ref
 from moorage.insight.log_records import LogRecord
 from moorage.insight.waiting import WaitingCall
 from moorage.kube.api.client import Client
+from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
 from moorage.kube.objects import (
     Event,
     KubeObject,
@@ -28,8 +29,8 @@ from moorage.kube.objects import (
 _NAMED_AT = re.compile(r"\.([0-9a-f]{16})[0-9a-f]{0,4}$")
 _ANSWERED_AFTER = re.compile(r"^driver \S+ answered (\w+) after (\d+) s$")
 _WRITES = {
-    "f:volume.kubernetes.io/selected-node": "chose the node for the volume",
-    "f:pv.kubernetes.io/bind-completed": "completed the binding",
+    f"f:{SELECTED_NODE}": "chose the node for the volume",
+    f"f:{BIND_COMPLETED}": "completed the binding",
     "f:attached": "reported the attachment",
 }
 _WHO = (

@@ -35,9 +35,15 @@ DEFAULT_GROUP_SNAPSHOT_CLASS: Final = "groupsnapshot.storage.kubernetes.io/is-de
 # Annotations, labels and taints of nodes, attachments and pods.
 MANAGED_ATTACH: Final = "volumes.kubernetes.io/controller-managed-attach-detach"
 DRIVER_EXITED: Final = "DriverExited"  # the reason of an event about a node, written by `moorage up`
+NOT_READY: Final = "node.kubernetes.io/not-ready"
+UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 HOSTNAME: Final = "kubernetes.io/hostname"
+ZONE: Final = "topology.kubernetes.io/zone"
+REGION: Final = "topology.kubernetes.io/region"
+BETA_ZONE: Final = "failure-domain.beta.kubernetes.io/zone"
+BETA_REGION: Final = "failure-domain.beta.kubernetes.io/region"
 ATTACHER_NODE_ID: Final = "csi.alpha.kubernetes.io/node-id"
 CSI_NODE_IDS: Final = "csi.volume.kubernetes.io/nodeid"
 CSI_NODE_MIGRATED: Final = "storage.alpha.kubernetes.io/migrated-plugins"

@@ -59,6 +59,11 @@ def ephemeral_handle(pod_uid: str, pod_volume: str) -> str:
     return "csi-" + hashlib.sha256(f"{pod_uid}{pod_volume}".encode()).hexdigest()
 
 
+def is_of_driver(volume: PersistentVolume, driver: str) -> bool:
+    """Whether the volume is a CSI volume of this driver."""
+    return volume.spec.csi is not None and volume.spec.csi.driver == driver
+
+
 def requires_attach(driver: CSIDriver | None) -> bool:
     """Whether volumes of a driver must be attached. True if the driver has no CSIDriver object."""
     return driver is None or driver.spec.attach_required is not False
@@ -163,28 +168,25 @@ def is_owned_by(claim: PersistentVolumeClaim, pod: Pod) -> bool:
     return any(owner.controller and owner.uid == pod.uid for owner in claim.metadata.owner_references)
 
 
+def claim_name_of(pod: Pod, volume: PodVolume) -> str:
+    """Return the name of the claim behind a pod's volume, empty if it has none."""
+    if volume.persistent_volume_claim is not None:
+        return volume.persistent_volume_claim.claim_name
+    return ephemeral_claim_name(pod, volume) if volume.ephemeral is not None else ""
+
+
 def claims_of(pod: Pod) -> list[str]:
     """Return the keys of all claims that a pod names or that are created for it."""
-    keys = []
-    for volume in pod.spec.volumes:
-        if volume.persistent_volume_claim is not None:
-            keys.append(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
-        elif volume.ephemeral is not None:
-            keys.append(f"{pod.namespace}/{ephemeral_claim_name(pod, volume)}")
-    return keys
+    names = (claim_name_of(pod, volume) for volume in pod.spec.volumes)
+    return [f"{pod.namespace}/{name}" for name in names if name]
 
 
 def refers_to(pod: Pod, claim: PersistentVolumeClaim) -> bool:
     """Whether the pod names the claim, or the claim was created for a volume of exactly this pod."""
-    if pod.namespace != claim.namespace:
-        return False
-    for volume in pod.spec.volumes:
-        named = volume.persistent_volume_claim
-        if named is not None and named.claim_name == claim.name:
-            return True
-        if volume.ephemeral is not None and ephemeral_claim_name(pod, volume) == claim.name and is_owned_by(claim, pod):
-            return True
-    return False
+    return pod.namespace == claim.namespace and any(
+        claim_name_of(pod, volume) == claim.name and (volume.ephemeral is None or is_owned_by(claim, pod))
+        for volume in pod.spec.volumes
+    )
 
 
 def node_of(pod: Pod) -> list[str]:

@@ -20,6 +20,7 @@ from moorage.kube import names
 from moorage.kube.api.client import Client, PatchType
 from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound
+from moorage.kube.names import HOSTNAME, MANAGED_ATTACH
 from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.meta import micro_timestamp_text, timestamp_text
 from moorage.kube.objects.storage import CSINode
@@ -34,7 +35,6 @@ STATUS_S = 300.0
 REST_S = 1.0  # between two writes of the status
 ANSWER_S = 10.0  # a write that is never answered leaves time for two more before the lease is over
 LAST_WORD_S = 15.0  # longer than what is under way can take
-_MANAGED = "volumes.kubernetes.io/controller-managed-attach-detach"
 _PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
 _MAX_PODS = 500
 
@@ -89,12 +89,12 @@ class NodeObject:
     async def register(self) -> Node:
         """The Node exists and says that attaching is the controller's business; its labels are there."""
         labels = {
-            "kubernetes.io/hostname": self._facts.name,
+            HOSTNAME: self._facts.name,
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
             **self._facts.labels,
         }
-        meta = {"labels": labels, "annotations": {_MANAGED: "true"}}
+        meta = {"labels": labels, "annotations": {MANAGED_ATTACH: "true"}}
         try:
             node = await self._client.create(Node, {"metadata": {"name": self._facts.name, **meta}, "spec": {}})
             log.info("node registered", node=self._facts.name)

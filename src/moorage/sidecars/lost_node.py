@@ -31,7 +31,7 @@ from moorage.kube.objects import (
     VolumeSnapshotContent,
 )
 from moorage.kube.selectors import node_matches
-from moorage.kube.volumes import provisioner_of, selected_node_of
+from moorage.kube.volumes import is_of_driver, provisioner_of, selected_node_of
 from moorage.log import get_logger
 from moorage.sidecars.attacher.decide import finalizer_of
 from moorage.sidecars.capacity.segments import managed_by
@@ -72,7 +72,7 @@ async def plan(client: Client, driver: str, node: str, namespace: str) -> list[R
 async def _claims_and_volumes(client: Client, driver: str, node: str) -> list[ReleaseStep]:
     nodes = {each.name: each.labels for each in (await client.list(Node)).items}
     volumes = {volume.name: volume for volume in (await client.list(PersistentVolume)).items}
-    lost = {name for name, each in volumes.items() if _is_of(each, driver) and is_only_on(each, node, nodes)}
+    lost = {name for name, each in volumes.items() if is_of_driver(each, driver) and is_only_on(each, node, nodes)}
     steps = []
     for claim in (await client.list(PersistentVolumeClaim)).items:
         if selected_node_of(claim) == node and not claim.spec.volume_name and provisioner_of(claim) == driver:
@@ -136,10 +136,6 @@ async def _leftovers(client: Client, driver: str, node: str, namespace: str) -> 
 
 def _step(what: What, obj: KubeObject, why: str) -> ReleaseStep:
     return ReleaseStep(what, type(obj), obj.namespace, obj.name, why)
-
-
-def _is_of(volume: PersistentVolume, driver: str) -> bool:
-    return volume.spec.csi is not None and volume.spec.csi.driver == driver
 
 
 async def carry_out(client: Client, step: ReleaseStep) -> None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from moorage.csi.capabilities import Capabilities
 from moorage.errors import UsageError
 from moorage.kube.objects import CSIDriver
+from moorage.kube.volumes import requires_attach
 from moorage.sidecars.settings import SidecarSettings
 
 
@@ -67,7 +68,7 @@ def roles_for(capabilities: Capabilities, settings: SidecarSettings, registered:
         roles.add(Role.LIVENESS)
     if can.controller("CREATE_DELETE_VOLUME"):
         roles.add(Role.PROVISIONER)
-    if registered is None or registered.spec.attach_required is not False:
+    if requires_attach(registered):
         roles.add(Role.ATTACHER)
     if can.resizes or can.controller("MODIFY_VOLUME"):
         roles.add(Role.RESIZER)

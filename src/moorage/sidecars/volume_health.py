@@ -14,7 +14,7 @@ from moorage.csi.errors import CsiError
 from moorage.kube.control.controller import Watch, run
 from moorage.kube.errors import ApiError
 from moorage.kube.objects import Event, Node, ObjectReference, PersistentVolume, Pod, seconds_of
-from moorage.kube.volumes import claims_of
+from moorage.kube.volumes import claims_of, is_of_driver
 from moorage.log import get_logger
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.roles import Role
@@ -87,11 +87,9 @@ class HealthMonitor:
                 self._report(volume.spec.claim_ref, trouble[handle])
 
     def _is_ours(self, volume: PersistentVolume) -> bool:
-        csi = volume.spec.csi
         is_bound = volume.status.phase == "Bound" and not volume.is_deleting
-        return (
-            csi is not None and csi.driver == self._context.driver.name and is_bound and self._context.is_local(volume)
-        )
+        is_ours = is_of_driver(volume, self._context.driver.name)
+        return is_ours and is_bound and self._context.is_local(volume)
 
     def _report(self, claim: ObjectReference, what: str) -> None:
         about = ObjectReference(

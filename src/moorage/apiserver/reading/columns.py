@@ -12,6 +12,7 @@ from typing import Any
 from moorage.apiserver.kinds.registry import Object
 from moorage.apiserver.reading.durations import age_of
 from moorage.apiserver.reading.pod_columns import pod_ready, pod_restarts, pod_status, readiness_gates
+from moorage.kube.names import BETA_STORAGE_CLASS
 
 Cell = Callable[[Object], Any]
 
@@ -74,7 +75,7 @@ def _phase(obj: Object) -> str:
 
 def _class(obj: Object) -> str:
     annotations = obj["metadata"].get("annotations") or {}
-    beta = annotations.get("volume.beta.kubernetes.io/storage-class")
+    beta = annotations.get(BETA_STORAGE_CLASS)
     return beta if beta is not None else (obj.get("spec") or {}).get("storageClassName") or ""
 
 

@@ -9,10 +9,20 @@ from moorage.apiserver.errors import forbidden, not_found
 from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.apiserver.store.store import Store, Transaction, decode
 from moorage.apiserver.writing.service_accounts import admit_account
+from moorage.kube.names import (
+    BETA_DEFAULT_CLASS,
+    BETA_STORAGE_CLASS,
+    CLAIM_PROTECTION,
+    CLASS_PROTECTION,
+    DEFAULT_CLASS,
+    NOT_READY,
+    UNREACHABLE,
+    VOLUME_PROTECTION,
+)
 from moorage.kube.quantity import bytes_of
 
 _PERMANENT = ("default", "kube-system", "kube-public", "kube-node-lease")
-_DEFAULT_CLASS = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
+_DEFAULT_CLASS = (DEFAULT_CLASS, BETA_DEFAULT_CLASS)
 
 
 def check_namespace(txn: Transaction, kind: Kind, namespace: str, name: str) -> None:
@@ -32,12 +42,12 @@ def check_namespace(txn: Transaction, kind: Kind, namespace: str, name: str) -> 
 def on_create(store: Store, txn: Transaction, kind: Kind, obj: Object) -> None:
     match kind.stored_as:
         case "persistentvolumeclaims":
-            _add_finalizer(obj, "kubernetes.io/pvc-protection")
+            _add_finalizer(obj, CLAIM_PROTECTION)
             _default_class(store, obj)
         case "persistentvolumes":
-            _add_finalizer(obj, "kubernetes.io/pv-protection")
+            _add_finalizer(obj, VOLUME_PROTECTION)
         case "volumeattributesclasses.storage.k8s.io":
-            _add_finalizer(obj, "kubernetes.io/vac-protection")
+            _add_finalizer(obj, CLASS_PROTECTION)
         case "pods":
             _admit_pod(store, txn, obj)
 
@@ -57,7 +67,7 @@ def _admit_pod(store: Store, txn: Transaction, pod: Object) -> None:
     spec = pod["spec"]
     admit_account(txn, pod)
     tolerations = spec.setdefault("tolerations", [])
-    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+    for key in (NOT_READY, UNREACHABLE):
         if not any(_tolerates(toleration, key) for toleration in tolerations):
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
     _admit_priority(store, txn, pod)
@@ -112,7 +122,7 @@ def _admit_growth(txn: Transaction, claim: Object, old: Object) -> None:
 
 def _class_of(claim: Object) -> str:
     annotations = claim["metadata"].get("annotations") or {}
-    found = annotations.get("volume.beta.kubernetes.io/storage-class", claim["spec"].get("storageClassName"))
+    found = annotations.get(BETA_STORAGE_CLASS, claim["spec"].get("storageClassName"))
     return str(found or "")
 
 
@@ -126,7 +136,7 @@ def _default_class(store: Store, claim: Object) -> None:
     """A claim that names no class gets the newest default one; ties go to the first name."""
     annotations = claim["metadata"].get("annotations") or {}
     spec = claim.get("spec") or {}
-    if "storageClassName" in spec or "volume.beta.kubernetes.io/storage-class" in annotations:
+    if "storageClassName" in spec or BETA_STORAGE_CLASS in annotations:
         return
     best = default_class(store)
     if best is not None:

@@ -9,17 +9,17 @@ from moorage.apiserver.errors import forbidden
 from moorage.apiserver.kinds.metadata import generated_name
 from moorage.apiserver.kinds.registry import Object
 from moorage.apiserver.store.store import Transaction, decode
+from moorage.kube.names import MIRROR_POD
 
 MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 _VOLUME_PREFIX = "kube-api-access-"
-_MIRROR = "kubernetes.io/config.mirror"
 _TOKEN_SECONDS = 3607  # an hour and a bit, so that a kubelet can tell this volume from one that somebody wrote
 
 
 def admit_account(txn: Transaction, pod: Object) -> None:
     """Give a new pod its account, and the files with which its processes find and trust the API server."""
     spec, meta = pod["spec"], pod["metadata"]
-    if _MIRROR in (meta.get("annotations") or {}):
+    if MIRROR_POD in (meta.get("annotations") or {}):
         if spec.get("serviceAccountName"):
             raise forbidden("pods", "", meta.get("name", ""), "a mirror pod may not reference service accounts")
         return

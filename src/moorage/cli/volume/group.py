@@ -20,7 +20,7 @@ SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="A snapsho
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeAt:
+class ChosenPool:
     """The pool that the commands work on."""
 
     directory: Path | None
@@ -48,7 +48,7 @@ def volume(
       moorage volume --pool /var/lib/moorage inspect shop/data
     """
     log.configure("info" if verbose else "warning")
-    ctx.obj = VolumeAt(Path(pool) if pool else None)
+    ctx.obj = ChosenPool(Path(pool) if pool else None)
 
 
 def check_choice(option: str, text: str, allowed: tuple[str, ...]) -> str:

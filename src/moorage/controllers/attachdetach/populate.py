@@ -15,7 +15,15 @@ from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
 from moorage.kube.objects.meta import reference_to
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
-from moorage.kube.volumes import NodeName, VolumeName, csi_volume_name, driver_and_handle, requires_attach
+from moorage.kube.volumes import (
+    NodeName,
+    VolumeName,
+    claim_name_of,
+    csi_volume_name,
+    driver_and_handle,
+    is_owned_by,
+    requires_attach,
+)
 
 _SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
@@ -187,13 +195,9 @@ class Populator:
                 yield pv
 
     def _claim_of(self, pod: Pod, volume: PodVolume) -> PersistentVolumeClaim | None:
-        if volume.persistent_volume_claim is not None:
-            return self._caches.claims.get(f"{pod.namespace}/{volume.persistent_volume_claim.claim_name}")
-        if volume.ephemeral is None:
-            return None
-        claim = self._caches.claims.get(f"{pod.namespace}/{pod.name}-{volume.name}")
-        owners = claim.metadata.owner_references if claim is not None else []
-        return claim if any(owner.controller and owner.uid == pod.uid for owner in owners) else None
+        claim = self._caches.claims.get(f"{pod.namespace}/{claim_name_of(pod, volume)}")
+        is_foreign = claim is not None and volume.ephemeral is not None and not is_owned_by(claim, pod)
+        return None if is_foreign else claim
 
 
 def _is_shareable(pv: PersistentVolume) -> bool:

@@ -8,14 +8,11 @@ Start reading at: `Heartbeat`, `plan_conditions`, `plan_taints`, `eviction_delay
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from moorage.kube.names import NOT_READY, OUT_OF_SERVICE, UNREACHABLE, UNSCHEDULABLE
 from moorage.kube.objects.core import Lease, Node, Pod, Taint
 from moorage.kube.objects.meta import Condition
 from moorage.kube.tolerations import tolerates
 
-NOT_READY = "node.kubernetes.io/not-ready"
-UNREACHABLE = "node.kubernetes.io/unreachable"
-UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _OF_PRESSURE = {
     "MemoryPressure": "node.kubernetes.io/memory-pressure",
     "DiskPressure": "node.kubernetes.io/disk-pressure",

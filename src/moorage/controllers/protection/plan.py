@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from moorage.kube.names import CLAIM_PROTECTION
 from moorage.kube.objects import KubeObject, PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.kube.volumes import ephemeral_claim_name, is_owned_by, refers_to
+from moorage.kube.volumes import claim_name_of, is_owned_by, refers_to
 
 UNUSED = "Unused"
 
@@ -74,11 +74,9 @@ def holds(pod: Pod, claim: PersistentVolumeClaim) -> bool:
         return False
     is_shut_down = pod.is_deleting and pod.metadata.deletion_grace_period_seconds == 0
     for volume in pod.spec.volumes:
-        named = volume.persistent_volume_claim
-        if named is not None and named.claim_name == claim.name:
-            return True
-        is_ours = volume.ephemeral is not None and ephemeral_claim_name(pod, volume) == claim.name
-        if is_ours and is_owned_by(claim, pod) and not is_shut_down:
+        if claim_name_of(pod, volume) != claim.name:
+            continue
+        if volume.ephemeral is None or (is_owned_by(claim, pod) and not is_shut_down):
             return True
     return False
 

@@ -10,18 +10,19 @@ Each reason is worded as Kubernetes words it, because people search for these se
 from decimal import Decimal
 
 from moorage.controllers.scheduler.state import NodeUse, allocatable, ports_of
+from moorage.kube.names import UNSCHEDULABLE
 from moorage.kube.objects.core import Node, Pod, Taint
 from moorage.kube.requests import Amounts
 from moorage.kube.selectors import BadSelector, node_matches, term_matches
 from moorage.kube.tolerations import is_tolerated
 
-UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+_UNSCHEDULABLE_TAINT = Taint(key=UNSCHEDULABLE, effect="NoSchedule")
 _HARD = ("NoSchedule", "NoExecute")
 
 
 def reasons_against(pod: Pod, requests: Amounts, node: Node, use: NodeUse) -> list[str]:
     """Why the node does not suit the pod; empty when it does. The first rule that fails gives the reasons."""
-    if node.spec.unschedulable and not is_tolerated(UNSCHEDULABLE, pod.spec.tolerations):
+    if node.spec.unschedulable and not is_tolerated(_UNSCHEDULABLE_TAINT, pod.spec.tolerations):
         return ["node(s) were unschedulable"]
     if any(t.effect in _HARD and not is_tolerated(t, pod.spec.tolerations) for t in node.spec.taints):
         return ["node(s) had untolerated taint(s)"]

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from moorage.controllers.binder.matching import selects, shelf_of_claim, shelf_of_volume
 from moorage.controllers.scheduler.state import SchedulerState
 from moorage.kube.cache.caches import Caches
-from moorage.kube.names import BIND_COMPLETED, MIGRATED_PLUGINS, NO_PROVISIONER, SELECTED_NODE
+from moorage.kube.names import (
+    BETA_REGION,
+    BETA_ZONE,
+    BIND_COMPLETED,
+    MIGRATED_PLUGINS,
+    NO_PROVISIONER,
+    REGION,
+    SELECTED_NODE,
+    ZONE,
+)
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIStorageCapacity, StorageClass
 from moorage.kube.quantity import BadQuantity, bytes_of
@@ -20,7 +29,7 @@ from moorage.kube.volumes import (
     admits,
     capacity_bytes,
     claim_class,
-    ephemeral_claim_name,
+    claim_name_of,
     is_meant_for,
     is_owned_by,
     reference_key,
@@ -39,10 +48,10 @@ IN_USE = (
     "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
 )
 _ZONES = {  # what a volume's label may be called on a node that lacks it
-    "topology.kubernetes.io/zone": "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region": "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+    ZONE: ZONE,
+    REGION: REGION,
+    BETA_ZONE: ZONE,
+    BETA_REGION: REGION,
 }
 
 
@@ -80,11 +89,8 @@ def sort_claims(pod: Pod, caches: Caches) -> PodClaims:
     bound, delayed, exclusive = {}, {}, []
     unbound = False
     for volume in pod.spec.volumes:
-        if volume.persistent_volume_claim is not None:
-            name, is_made = volume.persistent_volume_claim.claim_name, False
-        elif volume.ephemeral is not None:
-            name, is_made = ephemeral_claim_name(pod, volume), True
-        else:
+        name, is_made = claim_name_of(pod, volume), volume.ephemeral is not None
+        if not name:
             continue
         claim = caches.claims.get(f"{pod.namespace}/{name}")
         problem = _problem_of(pod, claim, name, is_made)

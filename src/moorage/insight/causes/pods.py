@@ -7,7 +7,7 @@ from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of, nodes_that_fit
 from moorage.kube.names import SELECTED_NODE
 from moorage.kube.objects import Event, Node, Pod
-from moorage.kube.volumes import admits, waits_for_consumer
+from moorage.kube.volumes import admits, ephemeral_claim_name, waits_for_consumer
 from moorage.suggest import kubectl
 
 _NOTHING_TO_BIND = "find available persistent volumes to bind"
@@ -50,9 +50,9 @@ def quota(view: ClusterView, pod: Pod) -> Finding | None:
     """The claim for a generic ephemeral volume would exceed a ResourceQuota of the namespace."""
     event = next((e for e in view.events_of(pod) if "exceeded quota" in e.message), None)
     missing = [
-        f"{pod.name}-{volume.name}"
+        ephemeral_claim_name(pod, volume)
         for volume in pod.spec.volumes
-        if volume.ephemeral is not None and f"{pod.namespace}/{pod.name}-{volume.name}" not in view.claims
+        if volume.ephemeral is not None and f"{pod.namespace}/{ephemeral_claim_name(pod, volume)}" not in view.claims
     ]
     if not is_starting(pod) or event is None or not missing:
         return None
@@ -75,12 +75,12 @@ def ephemeral_claim_missing(view: ClusterView, pod: Pod) -> Finding | None:
         if (
             is_starting(pod)
             and volume.ephemeral is not None
-            and f"{pod.namespace}/{pod.name}-{volume.name}" not in view.claims
+            and f"{pod.namespace}/{ephemeral_claim_name(pod, volume)}" not in view.claims
         ):
             event = view.warning(pod, "FailedCreate", "FailedBinding", "ProvisioningFailed")
             words = f": {event.message}" if event else ""
             return Finding(
-                f"claim {pod.name}-{volume.name} for its ephemeral volume has not been made{words}",
+                f"claim {ephemeral_claim_name(pod, volume)} for its ephemeral volume has not been made{words}",
                 kubectl("get", "events", namespace=pod.namespace),
                 said(event),
             )
@@ -96,7 +96,11 @@ def ephemeral_claim_missing(view: ClusterView, pod: Pod) -> Finding | None:
 def ephemeral_claim_foreign(view: ClusterView, pod: Pod) -> Finding | None:
     """A claim called POD-VOLUME exists and is not owned by this pod; it is never used for it."""
     for volume in pod.spec.volumes:
-        claim = view.claims.get(f"{pod.namespace}/{pod.name}-{volume.name}") if volume.ephemeral is not None else None
+        claim = (
+            view.claims.get(f"{pod.namespace}/{ephemeral_claim_name(pod, volume)}")
+            if volume.ephemeral is not None
+            else None
+        )
         if (
             is_starting(pod)
             and claim is not None

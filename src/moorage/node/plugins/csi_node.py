@@ -15,6 +15,7 @@ from typing import Any
 from moorage.errors import MoorageError
 from moorage.kube.api.client import Client, PatchType
 from moorage.kube.errors import AlreadyExists, ApiError, Conflict, Invalid, NotFound
+from moorage.kube.names import CSI_NODE_IDS, CSI_NODE_MIGRATED
 from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import as_document
 from moorage.kube.objects.storage import CSINode, NodeDriver, NodeDriverAllocatable
@@ -22,8 +23,6 @@ from moorage.log import get_logger
 
 log = get_logger(__name__)
 
-NODE_ID_ANNOTATION = "csi.volume.kubernetes.io/nodeid"
-_MIGRATED_ANNOTATION = "storage.alpha.kubernetes.io/migrated-plugins"
 _TRIES = 4
 _MAX_COUNT = 2**31 - 1
 
@@ -90,9 +89,9 @@ class NodeDrivers:
 
     async def _without_migrations(self, found: CSINode) -> CSINode:
         """A kubelet that was here before may have said that it mounts in-tree volumes through CSI; we do not."""
-        if _MIGRATED_ANNOTATION not in found.annotations:
+        if CSI_NODE_MIGRATED not in found.annotations:
             return found
-        patch = {"metadata": {"annotations": {_MIGRATED_ANNOTATION: None}}}
+        patch = {"metadata": {"annotations": {CSI_NODE_MIGRATED: None}}}
         return await self._client.patch(CSINode, self._node, patch)
 
     async def publish(self, info: DriverNodeInfo) -> None:
@@ -117,7 +116,7 @@ class NodeDrivers:
                     f"driver {driver} wants label {key}={value} on node {self._node}, which has {node.labels[key]}; "
                     "labels stay when a driver goes, so if this one is of the past, remove it by hand"
                 )
-        ids = _ids_from(node.annotations.get(NODE_ID_ANNOTATION, ""))
+        ids = _ids_from(node.annotations.get(CSI_NODE_IDS, ""))
         wanted = dict(ids)
         wanted.pop(driver, None)
         if node_id is not None:
@@ -126,7 +125,7 @@ class NodeDrivers:
         if wanted == ids and not missing:
             return
         text = json.dumps(wanted, separators=(",", ":"), sort_keys=True) if wanted else None
-        patch: dict[str, Any] = {"metadata": {"annotations": {NODE_ID_ANNOTATION: text}}}
+        patch: dict[str, Any] = {"metadata": {"annotations": {CSI_NODE_IDS: text}}}
         if missing:
             patch["metadata"]["labels"] = missing
         await self._client.patch(

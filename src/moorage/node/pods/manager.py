@@ -6,6 +6,7 @@ Decides nothing: see `worker.py` and `lifecycle.py`. Start reading at: `PodManag
 
 import asyncio
 
+from moorage.kube.names import MIRROR_POD
 from moorage.kube.objects.core import Pod
 from moorage.log import get_logger
 from moorage.node.layout import PodUid
@@ -19,7 +20,6 @@ log = get_logger(__name__)
 SWEEP_S = 60.0
 
 # The shadow of a pod that a kubelet reads from a file: nothing is run for it, but it can be deleted.
-_MIRROR = "kubernetes.io/config.mirror"
 
 
 class PodManager:
@@ -74,7 +74,7 @@ class PodManager:
         is_new = uid not in self.workers
         if is_new and self._is_draining:
             return  # it is the next agent's, or nobody's: here it would be started and left running
-        if is_new and (new is None or (_MIRROR in pod.annotations and not pod.is_deleting)):
+        if is_new and (new is None or (MIRROR_POD in pod.annotations and not pod.is_deleting)):
             return
         worker = self._worker(uid)
         worker.pod = pod

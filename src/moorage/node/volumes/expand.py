@@ -14,6 +14,7 @@ from moorage.kube.api.client import Client, PatchType
 from moorage.kube.cache.informer import Informer
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError
+from moorage.kube.names import NODE_EXPANSION_NOT_REQUIRED
 from moorage.kube.objects.core import PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import ObjectReference, as_document, timestamp_text
 from moorage.kube.quantity import Quantity
@@ -30,7 +31,6 @@ from moorage.node.volumes.state import ActualVolume, CsiSource, MountState, Step
 log = get_logger(__name__)
 
 _RESIZE_CONDITIONS = frozenset({"Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"})
-_NOT_REQUIRED = "volume.kubernetes.io/node-expansion-not-required"
 NOT_YET = "waiting for the claim's resize state"
 _INFEASIBLE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND"})
 
@@ -63,7 +63,7 @@ def decide(claim: PersistentVolumeClaim, volume_bytes: int) -> ExpandDecision:
     if state in ("NodeResizePending", "NodeResizeInProgress"):
         return ExpandDecision(Choice.GROW, allocated or volume_bytes)
     if not state and usable >= allocated:
-        shared = "ReadWriteMany" in claim.spec.access_modes and _NOT_REQUIRED not in claim.annotations
+        shared = "ReadWriteMany" in claim.spec.access_modes and NODE_EXPANSION_NOT_REQUIRED not in claim.annotations
         return ExpandDecision(Choice.GROW_SILENTLY if shared else Choice.RECORD, allocated)
     return ExpandDecision(Choice.NOTHING)
 

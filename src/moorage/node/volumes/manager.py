@@ -16,7 +16,7 @@ from pathlib import Path
 from moorage.host.threads import in_thread
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
-from moorage.kube.volumes import VolumeName
+from moorage.kube.volumes import VolumeName, claims_of
 from moorage.log import get_logger
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.volumes import leftovers
@@ -25,7 +25,7 @@ from moorage.node.volumes.expand import NOT_YET
 from moorage.node.volumes.observe import ObservedVolumes, has_begun, observe, staged_without_data
 from moorage.node.volumes.plan import PASSING, plan_volume
 from moorage.node.volumes.pod_slots import Turns
-from moorage.node.volumes.populate import claims_of, refuse_replacements, same_for_uses, uses_of
+from moorage.node.volumes.populate import refuse_replacements, same_for_uses, uses_of
 from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.state import (
     EXPAND,

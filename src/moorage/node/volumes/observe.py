@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.host import mountinfo, mounts
+from moorage.kube.names import CSI_PLUGIN
 from moorage.kube.volumes import VolumeName, csi_volume_name
 from moorage.log import get_logger
 from moorage.node.layout import NodeLayout, PodUid, pod_volume_name, unescaped
@@ -128,7 +129,7 @@ def _take_device(found: ObservedVolumes, directory: Path, *, is_block: bool, spe
 
 def _add_csi(found: ObservedVolumes, source: CsiSource, uid: PodUid, se_linux_label: str = "") -> None:
     if source.is_ephemeral:
-        name = pod_volume_name("kubernetes.io/csi", uid, source.spec_name)
+        name = pod_volume_name(CSI_PLUGIN, uid, source.spec_name)
         _add(found, name, source, uid)
         found.volumes[name].se_linux_label = se_linux_label
         return

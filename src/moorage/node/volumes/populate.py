@@ -4,24 +4,23 @@ Owns: every reason for which a volume cannot be used yet. Pure: the API objects 
 Start reading at: `uses_of`, `refuse_replacements`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moorage.errors import MoorageError
+from moorage.kube.names import CLAIM_PROTECTION, CSI_PLUGIN
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
 from moorage.kube.objects.meta import SecretReference
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.kube.quantity import Quantity
 from moorage.kube.selectors import node_matches
-from moorage.kube.volumes import VolumeName, csi_volume_name, ephemeral_handle
+from moorage.kube.volumes import VolumeName, claim_name_of, csi_volume_name, ephemeral_handle
 from moorage.node.layout import PodUid, pod_volume_name
 from moorage.node.safe_names import check_driver, check_volume
 from moorage.node.volumes.mounters.builtin import OF_OBJECTS, PlainBody, plugin_of
 from moorage.node.volumes.rules import mount_label
 from moorage.node.volumes.state import CsiSource, PlainSource, PodRef, VolumeUse
-
-_PROTECTION = "kubernetes.io/pvc-protection"
 
 
 class NotUsable(MoorageError):
@@ -96,14 +95,6 @@ def _is_persistent(use: VolumeUse) -> bool:
     return isinstance(use.source, CsiSource) and not use.source.is_ephemeral
 
 
-def claims_of(pod: Pod) -> Iterable[str]:
-    """The claims that a pod refers to, as namespace/name."""
-    for volume in pod.spec.volumes:
-        name = _claim_name(pod, volume)
-        if name:
-            yield f"{pod.namespace}/{name}"
-
-
 def same_for_uses(old: PersistentVolumeClaim, new: PersistentVolumeClaim) -> bool:
     """Whether nothing of a claim has changed that `uses_of` looks at: others write much to a claim."""
     one, other = old.metadata, new.metadata
@@ -164,7 +155,7 @@ def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Volum
     security = pod.spec.security_context
     driver = lookup.driver(csi.driver)
     return VolumeUse(
-        volume=pod_volume_name("kubernetes.io/csi", pod.uid, volume.name),
+        volume=pod_volume_name(CSI_PLUGIN, pod.uid, volume.name),
         pod=_ref(pod),
         source=source,
         outer_names=(volume.name,),
@@ -177,7 +168,7 @@ def _inline(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> Volum
 
 
 def _claimed(pod: Pod, volume: PodVolume, lookup: Lookup, sync_s: float) -> VolumeUse:
-    key = f"{pod.namespace}/{_claim_name(pod, volume)}"
+    key = f"{pod.namespace}/{claim_name_of(pod, volume)}"
     claim = lookup.claim(key)
     if claim is None:
         raise NotUsable(f"persistentvolumeclaim {key!r} not found")
@@ -237,7 +228,7 @@ def _bound_volume(pod: Pod, volume: PodVolume, claim: PersistentVolumeClaim, loo
         owner.uid == pod.uid and owner.controller for owner in claim.metadata.owner_references
     ):
         raise NotUsable(f"PVC {claim.key} was not created for pod {pod.key} (pod is not owner)")
-    if claim.is_deleting and _PROTECTION not in claim.finalizers:
+    if claim.is_deleting and CLAIM_PROTECTION not in claim.finalizers:
         raise NotUsable(f"PVC {claim.key} is being deleted")
     if claim.status.phase != "Bound" or not claim.spec.volume_name:
         raise NotUsable(f"PVC {claim.key} is not bound")
@@ -273,13 +264,7 @@ def _merged(one: VolumeUse, other: VolumeUse) -> VolumeUse:
 
 def _names_of(pod: Pod, claim: str) -> list[str]:
     """The pod's names for a claim: one volume for all of them."""
-    return [one.name for one in pod.spec.volumes if f"{pod.namespace}/{_claim_name(pod, one)}" == claim]
-
-
-def _claim_name(pod: Pod, volume: PodVolume) -> str:
-    if volume.persistent_volume_claim is not None:
-        return volume.persistent_volume_claim.claim_name
-    return f"{pod.name}-{volume.name}" if volume.ephemeral is not None else ""
+    return [one.name for one in pod.spec.volumes if f"{pod.namespace}/{claim_name_of(pod, one)}" == claim]
 
 
 def _ref(pod: Pod) -> PodRef:

@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from moorage.csi import csi_pb2 as pb
+from moorage.kube.names import RESERVED_PREFIX
 from moorage.node.volumes.rules import MOUNT_GROUP, access_mode
 from moorage.node.volumes.state import CsiSource, VolumeUse
 
-_PREFIX = "csi.storage.k8s.io/"
-TOKENS_KEY = f"{_PREFIX}serviceAccount.tokens"
+TOKENS_KEY = f"{RESERVED_PREFIX}serviceAccount.tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ def pod_info(use: VolumeUse) -> dict[str, str]:
     """The keys of podInfoOnMount."""
     assert isinstance(use.source, CsiSource)
     return {
-        f"{_PREFIX}pod.name": use.pod.name,
-        f"{_PREFIX}pod.namespace": use.pod.namespace,
-        f"{_PREFIX}pod.uid": use.pod.uid,
-        f"{_PREFIX}serviceAccount.name": use.pod.service_account,
-        f"{_PREFIX}ephemeral": "true" if use.source.is_ephemeral else "false",
+        f"{RESERVED_PREFIX}pod.name": use.pod.name,
+        f"{RESERVED_PREFIX}pod.namespace": use.pod.namespace,
+        f"{RESERVED_PREFIX}pod.uid": use.pod.uid,
+        f"{RESERVED_PREFIX}serviceAccount.name": use.pod.service_account,
+        f"{RESERVED_PREFIX}ephemeral": "true" if use.source.is_ephemeral else "false",
     }

@@ -7,7 +7,7 @@ Start reading at: `why_not_provision`, `should_delete`, `finalizer_wanted`.
 from moorage.csi.errors import CsiError
 from moorage.kube import names
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, StorageClass
-from moorage.kube.volumes import provisioner_of, selected_node_of, waits_for_consumer
+from moorage.kube.volumes import is_of_driver, provisioner_of, selected_node_of, waits_for_consumer
 from moorage.sidecars.errors import ProvisioningState
 
 
@@ -50,7 +50,7 @@ def is_our_volume(volume: PersistentVolume, driver: str) -> bool:
     made_by = volume.annotations.get(names.PROVISIONED_BY)
     if made_by is not None:
         return driver in (made_by, volume.annotations.get(names.MIGRATED_TO))
-    return volume.spec.csi is not None and volume.spec.csi.driver == driver
+    return is_of_driver(volume, driver)
 
 
 def should_delete(volume: PersistentVolume, driver: str) -> bool:

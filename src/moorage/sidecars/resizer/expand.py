@@ -19,6 +19,7 @@ from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import timestamp_text
 from moorage.kube.quantity import bytes_text
 from moorage.kube.secrets import read_secret
+from moorage.kube.volumes import claims_of
 from moorage.log import get_logger
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
@@ -135,7 +136,7 @@ class ExpandWorker:
         if claim.key not in self._in_use or not self._context.settings.handle_volume_inuse_error:
             return
         pods = (await self._context.client.list(Pod, claim.namespace)).items
-        users = [pod.name for pod in pods if not pod.is_terminated and _uses(pod, claim.name)]
+        users = [pod.name for pod in pods if not pod.is_terminated and claim.key in claims_of(pod)]
         if users:
             message = f"the driver only supports offline expansion; it goes on when pod {users[0]} has ended"
             self._events.warning(claim, "VolumeResizeFailed", message)
@@ -238,13 +239,6 @@ class ExpandWorker:
             return await self._context.writer.patch(volume, patch, how=PatchType.STRATEGIC, guarded=False)
         except NotFound:
             raise SidecarError(f"volume {volume.name} is gone") from None
-
-
-def _uses(pod: Pod, claim: str) -> bool:
-    return any(
-        v.persistent_volume_claim is not None and v.persistent_volume_claim.claim_name == claim
-        for v in pod.spec.volumes
-    )
 
 
 def _is_same_expansion(one: PersistentVolumeClaim, other: PersistentVolumeClaim) -> bool:

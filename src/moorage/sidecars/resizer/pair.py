@@ -2,6 +2,7 @@
 
 from moorage.kube import names
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
+from moorage.kube.volumes import is_of_driver
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 
@@ -15,8 +16,7 @@ def bound_pair(context: RoleContext, key: str) -> tuple[PersistentVolumeClaim, P
     if volume is None:
         raise SidecarError(f"volume {claim.spec.volume_name} of claim {key} is not known (yet)")
     driver = context.driver.name
-    is_ours = volume.spec.csi is not None and volume.spec.csi.driver == driver
-    if not is_ours and claim.annotations.get(names.STORAGE_RESIZER) != driver:
+    if not is_of_driver(volume, driver) and claim.annotations.get(names.STORAGE_RESIZER) != driver:
         return None
     reference = volume.spec.claim_ref
     if reference is None or (reference.namespace, reference.uid) != (claim.namespace, claim.uid):

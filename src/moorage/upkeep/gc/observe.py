@@ -32,6 +32,7 @@ from moorage.kube.objects import (
     VolumeAttachment,
     seconds_of,
 )
+from moorage.kube.volumes import is_of_driver
 from moorage.storage import Pool, PoolScope, VolumeKind
 from moorage.storage.guests import FOR_EXPORT
 from moorage.storage.leftovers import is_abandoned
@@ -259,7 +260,7 @@ async def look_at_cluster(client: Client, driver: str) -> DriverObjects:
     return DriverObjects(
         driver=driver,
         is_installed=any(found.name == driver for found in drivers.items),
-        pvs=tuple(_seen_pv(pv) for pv in volumes.items if pv.spec.csi is not None and pv.spec.csi.driver == driver),
+        pvs=tuple(_seen_pv(pv) for pv in volumes.items if is_of_driver(pv, driver)),
         pv_names=frozenset(pv.name for pv in volumes.items),
         handles=handles,
         attachments=tuple(_seen_attachment(va) for va in attachments.items if va.spec.attacher == driver),

@@ -3,10 +3,6 @@
 import pytest
 
 from moorage.controllers.nodelifecycle.plan import (
-    NOT_READY,
-    OUT_OF_SERVICE,
-    UNREACHABLE,
-    UNSCHEDULABLE,
     Heartbeat,
     eviction_delay_s,
     is_orphan,
@@ -14,6 +10,7 @@ from moorage.controllers.nodelifecycle.plan import (
     plan_taints,
     sign_of_life,
 )
+from moorage.kube.names import NOT_READY, OUT_OF_SERVICE, UNREACHABLE, UNSCHEDULABLE
 from moorage.kube.objects.core import Lease, LeaseSpec, Node, NodeSpec, NodeStatus, Pod, PodSpec, Taint, Toleration
 from moorage.kube.objects.meta import Condition, Meta
 

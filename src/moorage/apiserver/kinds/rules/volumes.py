@@ -19,6 +19,7 @@ from moorage.apiserver.errors import (
 from moorage.apiserver.kinds.metadata import is_subdomain, now_text
 from moorage.apiserver.kinds.rules.base import Object, Rules, check_node_selector, quantity_of
 from moorage.apiserver.kinds.schema import struct
+from moorage.kube.names import BETA_REGION, BETA_STORAGE_CLASS, BETA_ZONE, REGION, ZONE
 from moorage.kube.quantity import Quantity
 
 ACCESS_MODES = ("ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")
@@ -28,7 +29,6 @@ RESIZE_STATES = (
     "ControllerResizeInProgress", "ControllerResizeInfeasible", "NodeResizePending", "NodeResizeInProgress",
     "NodeResizeInfeasible",
 )  # fmt: skip
-BETA_CLASS = "volume.beta.kubernetes.io/storage-class"
 _NOT_SOURCES = (
     "capacity", "accessModes", "claimRef", "persistentVolumeReclaimPolicy", "storageClassName", "mountOptions",
     "volumeMode", "nodeAffinity", "volumeAttributesClassName",
@@ -192,8 +192,8 @@ def _update_volume(new: Object, old: Object) -> list[FieldError]:
 
 _GA_LABELS = {
     "beta.kubernetes.io/os": "kubernetes.io/os", "beta.kubernetes.io/arch": "kubernetes.io/arch",
-    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+    BETA_ZONE: ZONE,
+    BETA_REGION: REGION,
     "beta.kubernetes.io/instance-type": "node.kubernetes.io/instance-type",
 }  # fmt: skip
 
@@ -270,7 +270,7 @@ def _update_claim(new: Object, old: Object) -> list[FieldError]:
     if not before.get("volumeName") and spec.get("volumeName"):
         allowed["volumeName"] = spec["volumeName"]
     if "storageClassName" not in before and "storageClassName" in spec:
-        beta = (old["metadata"].get("annotations") or {}).get(BETA_CLASS)
+        beta = (old["metadata"].get("annotations") or {}).get(BETA_STORAGE_CLASS)
         if beta is None or beta == spec["storageClassName"]:
             allowed["storageClassName"] = spec["storageClassName"]
     size, had = _request(spec), _request(before)
