@@ -63,7 +63,7 @@ async def run_checks(
     if control is None and config.restart_command:
         control = CommandControl(socket_path_from(config.endpoint), config.restart_command)
     async with opened(config, control) as session:
-        run = Run(session)
+        run = Run(session, [one.id for one in chosen])
         for stage, checks in in_stages(chosen, config.seed):
             jobs = config.jobs if stage is Stage.PARALLEL else 1
             async with aclosing(run.stage(checks, jobs)) as results:
@@ -77,11 +77,13 @@ def in_stages(chosen: Sequence[Check], seed: int) -> list[tuple[Stage, list[Chec
     roots = list(FOLLOW_UPS)
     stages = []
     for stage in Stage:
-        found = [one for one in chosen if one.stage is stage and one.id not in FOLLOW_UPS]
+        is_early = stage is Stage.BASIC
+        found = [one for one in chosen if one.stage is stage and (is_early or one.id not in FOLLOW_UPS)]
         if stage in (Stage.QUICK, Stage.PARALLEL, Stage.ALONE):
             shuffled.shuffle(found)
-        if stage is Stage.BASIC:
-            found += sorted((one for one in chosen if one.id in FOLLOW_UPS), key=lambda one: roots.index(one.id))
+        if is_early:
+            rest = [one for one in chosen if one.id in FOLLOW_UPS and one.stage is not stage]
+            found += sorted(rest, key=lambda one: roots.index(one.id))
         stages.append((stage, found))
     return stages
 
@@ -89,8 +91,9 @@ def in_stages(chosen: Sequence[Check], seed: int) -> list[tuple[Stage, list[Chec
 class Run:
     """The checks of one run, and what is known of the driver's crashes."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, ids: Iterable[str]) -> None:
         self._session = session
+        self._waiting = set(ids)
         self._lost_in = ""  # the check in which the driver went away for good
 
     async def stage(self, checks: list[Check], jobs: int) -> AsyncGenerator[CheckResult, None]:
@@ -118,6 +121,7 @@ class Run:
         return check, await self._run(check)
 
     def _noted(self, result: CheckResult) -> CheckResult:
+        self._waiting.discard(result.id)
         if result.result is Outcome.FAILED:
             self._session.broken[result.id] = result
         return result
@@ -216,12 +220,15 @@ class Run:
         return CheckResult(check.id, check.rule, Outcome.FAILED, failure.kind, failure.expected or check.rule, detail)
 
     def _after_clean_up(self, result: CheckResult, problems: Sequence[LeftBehind | NotMet]) -> CheckResult:
-        """A failure of the clean-up fails the check, unless it is known from the check about that call."""
+        """A failure of the clean-up fails the check, unless another check is about that call and reports it."""
         for problem in problems:
             cause = problem.cause if isinstance(problem, NotMet) else problem
             owner = problem.owner if isinstance(problem, NotMet) else ""
             text = cause.got if isinstance(cause, CheckFailed) else str(cause)
             is_known = owner in self._session.broken
+            if owner in self._waiting and owner != result.id:
+                self._session.deferred.append((owner, f"after {result.id}: {text}"))
+                continue
             if is_known or result.result is Outcome.FAILED:
                 result = replace(result, notes=(*result.notes, f"clean-up: {text}" + (f" (see {owner})" * is_known)))
                 continue
@@ -236,11 +243,12 @@ class Run:
         return result
 
     def _marked(self, result: CheckResult) -> CheckResult:
-        """Mark a failure that follows from another one of the same kind, which is reported already."""
+        """Mark a failure that follows from another one. A crash or a hang follows only from one of its kind."""
         if result.result is not Outcome.FAILED:
             return result
-        same = [id for id, known in self._session.broken.items() if known.kind is result.kind]
-        root = root_of(result.id, same)
+        is_leftover = result.kind is FailureKind.LEFTOVER
+        alike = [id for id, one in self._session.broken.items() if is_leftover or one.kind is result.kind]
+        root = root_of(result.id, alike)
         return replace(result, result=Outcome.FOLLOW_UP, because=root) if root else result
 
     def _not_run(self, check: Check, because: str) -> CheckResult:

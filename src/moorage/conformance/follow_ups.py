@@ -7,47 +7,65 @@ Start reading at: `FOLLOW_UPS`.
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+_RESTARTS = ("Restart.keeps-volumes", "Restart.during-create")
+_SIZES = (
+    "CreateVolume.*",
+    "ControllerExpandVolume.*",
+    "ControllerGetVolume.*",
+    "ListVolumes.follows",
+    "GetMetadata*",
+    "GetCapacity.*",
+    "Data.*",
+    "Answers.numbers",
+)
+_STEPS = ("Node*", "Orders.*", "Restart.during-publish", "Restart.keeps-data")
+
 FOLLOW_UPS: dict[str, tuple[str, ...]] = {
     "CreateVolume.works": ("CreateVolume.*", "Claims.served"),
     "CreateVolume.restore": ("CreateVolume.clone", "CreateVolume.restore-*", "Data.restore*", "DeleteVolume.*outlive"),
-    "CreateVolume.repeated": (
-        "CreateVolume.*",
-        "DeleteVolume.*",
-        "Restart.keeps-volumes",
-        "Restart.during-create",
-        "Leaks.volumes",
-    ),
-    "CreateVolume.size": (
-        "CreateVolume.*",
-        "ControllerExpandVolume.*",
-        "ControllerGetVolume.*",
-        "ListVolumes.follows",
-        "GetMetadata*",
-        "GetCapacity.*",
-        "Data.*",
-    ),
+    "CreateVolume.repeated": ("CreateVolume.*", "DeleteVolume.*", "Leaks.volumes", *_RESTARTS),
+    "CreateVolume.size": _SIZES,
+    "CreateVolume.limit": ("CreateVolume.*", "GetCapacity.largest"),
+    "CreateVolume.other-size": ("CreateVolume.other-source",),
     "CreateVolume.unknown-source-snapshot": ("DeleteSnapshot.is-gone",),
-    "Data.survives-restage": ("Data.*", "Orders.*", "Restart.keeps-data", "GetMetadata*"),
-    "Data.size-is-real": (
-        "CreateVolume.*",
-        "ControllerExpandVolume.*",
-        "ControllerGetVolume.*",
-        "ListVolumes.follows",
-        "GetMetadata*",
-        "GetCapacity.*",
-        "Data.*",
-        "Answers.numbers",
+    "DeleteVolume.is-gone": (
+        *("DeleteVolume.*", "CreateVolume.*", "ListVolumes.*", "GetCapacity.follows", "Leaks.volumes"),
+        *_RESTARTS,
     ),
+    "DeleteVolume.repeated": ("DeleteVolume.*", "CreateVolume.*", *_RESTARTS),
+    "ValidateVolumeCapabilities.confirms": ("DeleteVolume.clones-outlive", "Restart.keeps-volumes"),
+    "ControllerModifyVolume.refuses-unknown": ("ControllerModifyVolume.*", "CreateVolume.mutable-parameters"),
+    "ControllerPublishVolume.unknown-node": ("Leaks.volumes",),
+    "ControllerUnpublishVolume.repeated": ("Controller*ublishVolume.*", "Data.*", "Leaks.volumes"),
+    "ControllerExpandVolume.works": ("ControllerExpandVolume.*", "Data.grows-*"),
+    "GetCapacity.works": ("GetCapacity.*", "Answers.numbers"),
+    "ListVolumes.ids": (
+        *("ListVolumes.*", "DeleteVolume.concurrent", "CreateVolume.given-up", "Leaks.volumes"),
+        *_RESTARTS,
+    ),
+    "ListVolumes.follows": ("ListVolumes.*", "DeleteVolume.concurrent", "Leaks.volumes", *_RESTARTS),
+    "ListVolumes.pages": ("ListVolumes.pages-under-change", "ListVolumes.negative-page"),
+    "CreateSnapshot.repeated": (
+        "CreateSnapshot.*",
+        "GetSnapshot.agrees",
+        "ListSnapshots.follows",
+        "Restart.*snapshot*",
+    ),
+    "DeleteSnapshot.is-gone": ("DeleteSnapshot.*", "ListSnapshots.follows", "Leaks.snapshots"),
+    "ListSnapshots.filters": ("ListSnapshots.*", "CreateSnapshot.given-up", "*GroupSnapshot.*", "Restart.*snapshot*"),
+    "NodeStageVolume.repeated": _STEPS,
+    "NodePublishVolume.repeated": _STEPS,
+    "NodeUnpublishVolume.repeated": _STEPS,
+    "NodeUnstageVolume.repeated": _STEPS,
+    "Data.survives-restage": ("Data.*", "Orders.*", "Restart.keeps-data", "GetMetadata*"),
+    "Data.size-is-real": _SIZES,
     "Data.snapshot-keeps": (
-        "Data.*restore*",
-        "Data.snapshot-*",
-        "GetMetadata*",
-        "DeleteSnapshot.is-gone",
-        "DeleteVolume.snapshots-outlive",
-        "CreateVolume.*source*",
-        "CreateVolume.restore-*",
+        *("Data.*restore*", "Data.snapshot-*", "GetMetadata*", "DeleteSnapshot.is-gone"),
+        *("DeleteVolume.snapshots-outlive", "CreateVolume.*source*", "CreateVolume.restore-*"),
     ),
     "Data.clone-is-a-copy": ("CreateVolume.clone-*", "CreateVolume.unknown-source-volume"),
+    "GetMetadataDelta.is-complete": ("GetMetadata*.resumes",),
+    "GetMetadataAllocated.is-complete": ("GetMetadata*",),
 }
 
 

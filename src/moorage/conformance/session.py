@@ -50,6 +50,7 @@ class Session:
     broken: dict[str, CheckResult] = field(default_factory=dict)  # the failed checks by id
     violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     loop_devices: dict[int, str] = field(default_factory=dict)  # number and backing file of those seen at our paths
+    deferred: list[tuple[str, str]] = field(default_factory=list)  # clean-ups that failed, and the checks about them
     hangs: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # by method, the checks that met it
     losses: int = 0  # how often the connection was lost
     expects_loss: bool = False  # while a check kills the driver itself

@@ -69,6 +69,31 @@ async def test_the_order_of_checks_follows_the_seed_and_no_result_depends_on_it(
     assert sorted(orders[0]) == sorted(orders[2])
 
 
+# A hang, a crash and a publish that mounts nothing have tests of their own below.
+NAMED = {
+    "a leak": ("unpublish-does-nothing", "NodeUnpublishVolume.works"),
+    "a wrong code": ("create-wrong-code", "CreateVolume.needs-name"),
+    "a double page": ("list-double-page", "ListVolumes.pages"),
+    "a wrong size": ("create-ignores-size", "CreateVolume.size"),
+    "a create that is not idempotent": ("create-not-idempotent", "CreateVolume.repeated"),
+}
+SLOW = ("Restart.*", "Data.*", "GetMetadata*", "*.given-up", "Orders.*")
+
+
+async def test_a_bug_is_reported_once_in_a_run_of_many_checks():
+    only = [one.id for one in selected(skip=SLOW)]
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def reported(name: str) -> list[str]:
+        async with turn:
+            results = await check_mutant(MUTANTS[name], only)
+        return [f"{result.id} {result.kind}" for result in results if result.result is Outcome.FAILED]
+
+    found = await asyncio.gather(*(reported(name) for name, _ in NAMED.values()))
+    wanted = [[f"{check_id} {MUTANTS[name].kind}"] for name, check_id in NAMED.values()]
+    assert dict(zip(NAMED, found, strict=True)) == dict(zip(NAMED, wanted, strict=True))
+
+
 async def test_what_follows_from_a_bug_is_not_reported_as_more_bugs():
     results = await check_mutant(MUTANTS["publish-mounts-nothing"], ["Node*", "Data.*", "CreateVolume.works"])
     failed = [result.id for result in results if result.result is Outcome.FAILED]

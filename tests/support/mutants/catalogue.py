@@ -583,6 +583,8 @@ async def _(call: Call) -> Any:
     "unpublish-does-nothing", "NodeUnpublishVolume.works", "unpublish leaves the mount", "NodeUnpublishVolume", **MOUNT
 )
 async def _(call: Call) -> Any:
+    if not call.request.volume_id or not call.request.target_path:
+        return await call.forward()
     return call.answer()
 
 
@@ -595,7 +597,8 @@ async def _(call: Call) -> Any:
 )
 async def _(call: Call) -> Any:
     answer = await call.forward()
-    Path(call.request.target_path).mkdir(exist_ok=True)
+    if Path(call.request.target_path).parent.exists():
+        Path(call.request.target_path).mkdir(exist_ok=True)
     return answer
 
 
@@ -625,6 +628,8 @@ async def _(call: Call) -> Any:
 
 @plant("unstage-does-nothing", "NodeUnstageVolume.works", "unstage leaves the mount", "NodeUnstageVolume", **MOUNT)
 async def _(call: Call) -> Any:
+    if not call.request.volume_id or not call.request.staging_target_path:
+        return await call.forward()
     return call.answer()
 
 
@@ -632,8 +637,9 @@ async def _(call: Call) -> Any:
 async def _(call: Call) -> Any:
     answer = await call.forward()
     staging = Path(call.request.staging_target_path)
-    staging.mkdir(exist_ok=True)
-    (staging / "vol_data.json").write_text("{}")
+    if staging.parent.exists():
+        staging.mkdir(exist_ok=True)
+        (staging / "vol_data.json").write_text("{}")
     return answer
 
 

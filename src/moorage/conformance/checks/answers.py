@@ -54,6 +54,7 @@ async def secrets(bench: Bench) -> None:
     with suppress(CsiError):
         volume = await bench.make(bench.create_request(secrets=extra))
         await bench.client.DeleteVolume(_deletion(volume.volume_id, extra))
+        bench.deleted.add(volume.volume_id)
     wrong = bench.create_request(secrets=extra)
     wrong.ClearField("volume_capabilities")
     with suppress(CsiError):
@@ -95,6 +96,13 @@ async def loop_devices(bench: Bench) -> None:
             return
         await asyncio.sleep(0.1)
     raise LeftBehind(f"{len(left)} loop devices are left: {', '.join(f'/dev/loop{number}' for number in left[:5])}")
+
+
+@check("Leaks.clean-up", "The clean-up after each check succeeds.", stage=Stage.LAST)
+async def clean_ups(bench: Bench) -> None:
+    for owner, sentence in bench.session.deferred:
+        if owner not in bench.session.broken:
+            fail(sentence, f"it succeeds, as it did in {owner}")
 
 
 @check("Leaks.files", "Nothing is left in the directories that the driver could mount in.", stage=Stage.LAST)
