@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from moorage.host import mounts
+from moorage.host import libc, mounts
 from moorage.node.volumes.mounters import ownership
 
 pytestmark = pytest.mark.root
@@ -137,14 +137,22 @@ def test_a_file_that_may_not_be_changed_does_not_keep_the_others_from_the_group(
 
 @pytest.mark.parametrize("name", ["volume", "d"])
 def test_a_directory_that_may_not_be_looked_into_is_passed_over(tree, monkeypatch, told, name):
-    open_file = os.open
+    open_file, open_below = os.open, libc.openat2
 
-    def refused_for_one(path, *args, **more):
+    def refused_for_one(path):
         if str(path).endswith(name):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # a server that takes root for nobody
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # a server that maps root to another user
+
+    def opened(path, *args, **more):
+        refused_for_one(path)
         return open_file(path, *args, **more)
 
-    monkeypatch.setattr(ownership.os, "open", refused_for_one)
+    def opened_below(directory, path, *args):
+        refused_for_one(path)
+        return open_below(directory, path, *args)
+
+    monkeypatch.setattr(ownership.os, "open", opened)
+    monkeypatch.setattr(libc, "openat2", opened_below)
     ownership.apply_group(tree, GID)
     assert (tree / "d" / "plain").stat().st_gid == 7
     assert ((tree / "pipe").stat().st_gid == GID) is (name == "d")
@@ -195,14 +203,19 @@ def test_a_link_put_in_the_place_of_a_directory_is_not_followed(tree, monkeypatc
 
 def test_what_is_right_already_is_looked_at_once_and_not_opened(tree, monkeypatch):
     ownership.apply_group(tree, GID)
-    opened, open_file = [], os.open
+    opened, open_file, open_below = [], os.open, libc.openat2
 
     def counted(path, *args, **more):
         opened.append(path)
         return open_file(path, *args, **more)
 
+    def counted_below(directory, path, *args):
+        opened.append(path)
+        return open_below(directory, path, *args)
+
     with monkeypatch.context() as patch:
         patch.setattr(ownership.os, "open", counted)
+        patch.setattr(libc, "openat2", counted_below)
         assert ownership.apply_group(tree, GID) == 8
     assert opened == [tree, "d"]
 
