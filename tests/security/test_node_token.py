@@ -173,12 +173,21 @@ def test_a_node_publishes_its_own_room(policies, labels, expected):
     assert not is_allowed(policies, "CREATE", "csistoragecapacities", None, everywhere)
 
 
+def test_a_node_writes_its_own_notes(policies):
+    from moorage.kube.names import lease_name
+
+    for name, expected in (("n1", True), ("n2", False), ("n1-x", False)):
+        lease = {"metadata": {"name": f"{lease_name('provisioner', DRIVER)}-intents-{name}"}}
+        for operation, old in (("CREATE", None), ("UPDATE", lease)):
+            assert is_allowed(policies, operation, "leases", old, lease) is expected
+
+
 def test_every_right_to_write_volumes_is_limited(policies):
     """Each verb that the role of the nodes has on these kinds has a policy."""
     rbac = yaml.safe_load_all((POLICIES.parents[1] / "node-local/rbac.yaml").read_text())
     rules = [rule for one in rbac if one["kind"] in ("ClusterRole", "Role") for rule in one["rules"]]
     operations = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
     limited = set().union(*map(limited_by, policies.values()))
-    free = {"events", "leases"}
+    free = {"events"}
     wanted = {(operations[v], r) for rule in rules for v in rule["verbs"] for r in rule["resources"] if v in operations}
     assert {one for one in wanted if one[1] not in free} <= limited

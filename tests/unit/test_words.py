@@ -15,7 +15,6 @@ STILL_THERE = {
     "CONTRIBUTING.md": 1,
     "Makefile": 2,
     "docs": 83,
-    "moorage/apiserver": 12,
     "moorage/cli": 5,
     "moorage/cluster": 3,
     "moorage/host": 20,

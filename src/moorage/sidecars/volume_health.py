@@ -17,6 +17,7 @@ from moorage.kube.objects import Event, Node, ObjectReference, PersistentVolume,
 from moorage.kube.volumes import claims_of, is_of_driver
 from moorage.log import get_logger
 from moorage.sidecars.context import RoleContext
+from moorage.sidecars.listing import pages
 from moorage.sidecars.roles import Role
 
 log = get_logger(__name__)
@@ -109,33 +110,36 @@ class HealthMonitor:
         if can.controller("GET_VOLUME_HEALTH"):
             return await self._one_by_one(volumes, self._health_of)
         if can.controller("LIST_VOLUMES"):
-            return await self._listed_conditions()
+            return await self._listed_conditions(volumes)
         return await self._one_by_one(volumes, self._condition_of)
 
     async def _listed_health(self, volumes: list[PersistentVolume]) -> Trouble:
         """The driver lists only the volumes in trouble; all others are well."""
-        trouble = {v.spec.csi.volume_handle: "" for v in volumes if v.spec.csi is not None}
-        token = ""
-        while True:
-            request = pb.ControllerListVolumeHealthRequest(starting_token=token)
-            answer = await self._context.driver.client.ControllerListVolumeHealth(request, timeout_s=self._timeout_s)
-            trouble |= {entry.volume_id: health_text(entry) for entry in answer.entries}
-            token = answer.next_token
-            if not token:
-                return trouble
+        trouble = dict.fromkeys(_handles(volumes), "")
+        client = self._context.driver.client
 
-    async def _listed_conditions(self) -> Trouble:
+        async def page(token: str) -> pb.ControllerListVolumeHealthResponse:
+            request = pb.ControllerListVolumeHealthRequest(starting_token=token)
+            return await client.ControllerListVolumeHealth(request, timeout_s=self._timeout_s)
+
+        async for answer in pages("ControllerListVolumeHealth", page):
+            trouble |= {one.volume_id: health_text(one) for one in answer.entries if one.volume_id in trouble}
+        return trouble
+
+    async def _listed_conditions(self, volumes: list[PersistentVolume]) -> Trouble:
         trouble: Trouble = {}
-        token = ""
-        while True:
-            request = pb.ListVolumesRequest(max_entries=self._context.settings.max_entries, starting_token=token)
-            answer = await self._context.driver.client.ListVolumes(request, timeout_s=self._timeout_s)
+        known, most = _handles(volumes), self._context.settings.max_entries
+        client = self._context.driver.client
+
+        async def page(token: str) -> pb.ListVolumesResponse:
+            request = pb.ListVolumesRequest(max_entries=most, starting_token=token)
+            return await client.ListVolumes(request, timeout_s=self._timeout_s)
+
+        async for answer in pages("ListVolumes", page):
             for entry in answer.entries:
-                if entry.status.HasField("volume_condition"):
+                if entry.status.HasField("volume_condition") and entry.volume.volume_id in known:
                     trouble[entry.volume.volume_id] = condition_text(entry.status.volume_condition)
-            token = answer.next_token
-            if not token:
-                return trouble
+        return trouble
 
     async def _one_by_one(self, volumes: list[PersistentVolume], ask: _Ask) -> Trouble:
         trouble: Trouble = {}
@@ -211,6 +215,10 @@ class HealthMonitor:
                 if claim is not None:
                     self._events.warning(claim, reason, f"node {node}, where pod {pod.name} uses it, {what}")
         return True
+
+
+def _handles(volumes: list[PersistentVolume]) -> set[str]:
+    return {volume.spec.csi.volume_handle for volume in volumes if volume.spec.csi is not None}
 
 
 def health_text(health: pb.VolumeHealth) -> str:

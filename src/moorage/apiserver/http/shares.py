@@ -3,8 +3,8 @@
 Owns: counting them, and refusing what is more than an account's share.
 Start reading at: `Shares.of`.
 
-The ServiceAccounts of a namespace share one share: whoever may create one of them may create a thousand. Administrators
-have none, so that they can always look.
+The ServiceAccounts of a namespace have one share together, because a user who may create one account may create a
+thousand. Administrators have no limit, so that they can always look.
 """
 
 from collections import Counter

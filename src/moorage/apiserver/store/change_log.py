@@ -4,7 +4,7 @@ Owns: records, changes, one log per resource, waking watchers, and forgetting.
 May not touch: SQLite and HTTP.
 Start reading at: `Log`.
 
-A watcher is a position in a log. It costs nothing while it waits, and one that is slow holds back nobody: it falls
+A watcher is a position in a log. It costs nothing while it waits, and a slow one does not delay the others: it falls
 behind, and is dropped when what it needs has been forgotten.
 """
 

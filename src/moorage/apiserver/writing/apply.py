@@ -4,7 +4,7 @@ Owns: field managers: conflicts, taking ownership by force, giving fields up, an
 May not touch: HTTP.
 Start reading at: `apply_patch`, `track_update`.
 
-Every write is followed, under the name that it gives itself or the first word of its user agent. An object whose
+Every write is followed, under the name that it gives itself or the start of its user agent. An object whose
 managers were taken away is followed again from its next apply on; what it held until then belongs to
 `before-first-apply`, as in Kubernetes.
 """
@@ -252,7 +252,7 @@ def _settle_conflicts(call: Call, wanted: dict[Path, Any], live: dict[Path, Any]
 
 
 def track_create(kind: Kind, call: Call, obj: Object) -> None:
-    """Record who made an object. What an empty object of the kind has too is nobody's."""
+    """Record who made an object. Fields that an empty object of the kind has too get no owner."""
     made = {key: value for key, value in obj.items() if key != "status" or not kind.has_status}
     paths = _set_by(nodes(_ownable(made), kind.type), _empty(kind))
     if paths:
@@ -284,7 +284,7 @@ def _set_by(have: dict[Path, Any], had: dict[Path, Any]) -> set[Path]:
 
 
 def track_update(kind: Kind, call: Call, new: Object, old: Object, is_apply: bool) -> None:
-    """Follow a write in managedFields: what it set is its own, what it removed is nobody's."""
+    """Record a write in managedFields: its manager owns what it set; what it removed loses its owner."""
     meta, before = new["metadata"], old["metadata"].get("managedFields")
     if is_apply:
         return

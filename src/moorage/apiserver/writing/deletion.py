@@ -37,7 +37,7 @@ def delete(
         if options.is_dry_run:
             return record, True
         if meta.get("deletionTimestamp"):
-            _stamp(obj, 0, [])  # the last word about a pod says that nobody waited for it
+            _stamp(obj, 0, [])  # the last event of a pod says that no grace was left
         return txn.delete(kind.stored_as, meta.get("namespace", ""), meta["name"], obj), True
     if not _stamp(obj, grace, finalizers):
         return record, False

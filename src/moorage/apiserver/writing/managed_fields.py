@@ -40,7 +40,7 @@ def leaves(value: Any, node: Type) -> dict[Path, Any]:
 
 
 def nodes(value: Any, node: Type) -> dict[Path, Any]:
-    """The same with everything that holds fields: whoever writes the first label also owns that there are labels."""
+    """Return the same with everything that holds fields: the writer of the first label also owns `labels` itself."""
     found: dict[Path, Any] = {}
     _collect(value, node, (), found, True)
     return found
@@ -96,7 +96,7 @@ def step_of(item: Any, node: Type) -> str | None:
 
 def fields_v1(paths: AbstractSet[Path]) -> dict[str, Any]:
     """The nested form that managedFields has. It is kept and shared, for most objects of a kind have the same fields:
-    whoever puts it into an object may not change it there."""
+    a caller that puts it into an object may not change it there."""
     return _nested(frozenset(paths))
 
 

@@ -13,7 +13,7 @@ from moorage.kube.names import MIRROR_POD
 
 MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 _VOLUME_PREFIX = "kube-api-access-"
-_TOKEN_SECONDS = 3607  # an hour and a bit, so that a kubelet can tell this volume from one that somebody wrote
+_TOKEN_SECONDS = 3607  # an hour and a bit, so that a kubelet can tell this volume from one that a user wrote
 
 
 def admit_account(txn: Transaction, pod: Object) -> None:
@@ -37,7 +37,7 @@ def _account(txn: Transaction, namespace: str, name: str, pod: str) -> Object:
     if record is not None:
         account: Object = decode(record.body)
         return account
-    if name == "default":  # a new namespace gets it in a moment, and nobody shall have to wait for that
+    if name == "default":  # a new namespace gets it in a moment; a pod need not wait for that
         return {}
     why = f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
     raise forbidden("pods", "", pod, why)

@@ -109,7 +109,7 @@ def _merge_keyed(current: list[Any], patch: list[Any], node: Type) -> list[Any]:
 
 
 def _known_by(item: Any, key: str) -> Any:
-    """Return what an item is told apart by: the value of the merge key, or the item itself."""
+    """Return the identity of an item: the value of the merge key, or the item itself."""
     value = item.get(key) if key and isinstance(item, dict) else item
     return value if isinstance(value, str) else msgspec.json.encode(value)
 

@@ -12,6 +12,7 @@ from moorage.sidecars.attacher.attach import AttachmentWorker
 from moorage.sidecars.attacher.decide import Published, is_worth_a_look, node_id_on, releases_volume, source_spec
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
+from moorage.sidecars.listing import pages
 from moorage.sidecars.roles import Role
 
 log = get_logger(__name__)
@@ -89,17 +90,18 @@ class Attacher:
 
     async def _published(self) -> Published:
         entries: list[tuple[str, list[str]]] = []
-        token = ""
-        async with asyncio.timeout(max(60.0, self._context.settings.timeout_for(Role.ATTACHER))):
-            while True:
-                request = pb.ListVolumesRequest(max_entries=self._context.settings.max_entries, starting_token=token)
-                timeout_s = self._context.settings.timeout_for(Role.ATTACHER)
-                answer = await self._context.driver.client.ListVolumes(request, timeout_s=timeout_s)
+        settings, client = self._context.settings, self._context.driver.client
+        timeout_s = settings.timeout_for(Role.ATTACHER)
+
+        async def page(token: str) -> pb.ListVolumesResponse:
+            request = pb.ListVolumesRequest(max_entries=settings.max_entries, starting_token=token)
+            return await client.ListVolumes(request, timeout_s=timeout_s)
+
+        async with asyncio.timeout(max(60.0, timeout_s)):
+            async for answer in pages("ListVolumes", page):
                 entries += [
                     (entry.volume.volume_id, list(entry.status.published_node_ids))
                     for entry in answer.entries
                     if entry.HasField("volume") and entry.HasField("status")
                 ]
-                token = answer.next_token
-                if not token:
-                    return Published.of(entries)
+        return Published.of(entries)

@@ -57,6 +57,9 @@ _USUAL = (
 )
 
 
+_LARGEST_BYTES = 4 << 20  # of an attempt; the note of another instance may hold anything
+
+
 class _Written(msgspec.Struct):
     claim: ObjectReference
     class_name: str
@@ -90,7 +93,10 @@ def to_text(attempt: ProvisionAttempt) -> str:
 def from_text(text: str) -> ProvisionAttempt:
     """The attempt that `to_text` wrote; ValueError when the text is not one."""
     try:
-        packed = zlib.decompressobj(zdict=_USUAL).decompress(base64.b64decode(text))
+        unpacker = zlib.decompressobj(zdict=_USUAL)
+        packed = unpacker.decompress(base64.b64decode(text), _LARGEST_BYTES)
+        if unpacker.unconsumed_tail:
+            raise ValueError(f"it has more than {_LARGEST_BYTES} bytes")
         written = msgspec.json.decode(packed, type=_Written)
         request = pb.CreateVolumeRequest.FromString(written.request)
     except (zlib.error, msgspec.MsgspecError, ValueError) as error:

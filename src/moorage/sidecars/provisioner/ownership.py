@@ -23,7 +23,7 @@ from moorage.kube.objects import PersistentVolumeClaim, StorageClass
 from moorage.kube.volumes import required_bytes, selected_node_of, waits_for_consumer
 from moorage.log import get_logger
 from moorage.sidecars.context import RoleContext
-from moorage.sidecars.provisioner.topology import flattened, is_subset, term_of
+from moorage.sidecars.provisioner.topology import allows, term_of
 from moorage.sidecars.retry_later import RetryLater
 
 log = get_logger(__name__)
@@ -107,9 +107,7 @@ class Ownership:
     def _why_not_here(self, storage_class: StorageClass) -> str:
         segments = self._context.driver.node.segments
         here = term_of(segments, segments) or ()
-        allowed = flattened(storage_class.allowed_topologies)
-        is_allowed = not allowed or any(is_subset(term, here) for term in allowed)
-        return "" if is_allowed else "not in the class's allowedTopologies"
+        return "" if allows(storage_class.allowed_topologies, here) else "not in the class's allowedTopologies"
 
     def _place_of(self, claim: PersistentVolumeClaim) -> tuple[int, int]:
         """How many nodes come before this one for the claim, and how many nodes there are."""

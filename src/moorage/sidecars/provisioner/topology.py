@@ -6,6 +6,7 @@ Start reading at: `requirement`.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from moorage.sidecars.errors import ProvisionError, ProvisioningState
 Term = tuple[tuple[str, str], ...]
 
 _FNV_START, _FNV_PRIME, _UINT32 = 2166136261, 16777619, 0xFFFFFFFF
+
+
+MOST_TERMS = 10_000  # in one request; a few expressions multiply to any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,23 @@ def term_of(labels: Mapping[str, str], keys: Iterable[str]) -> Term | None:
 
 
 def flattened(allowed: Sequence[TopologyTerm]) -> list[Term]:
-    """allowedTopologies as plain terms: each one's expressions multiplied out."""
+    """allowedTopologies as plain terms: each one's expressions multiplied out. Raises ProvisionError for too many."""
     terms: list[Term] = []
     for term in allowed:
         choices = [[(e.key, value) for value in e.values] for e in term.match_label_expressions]
+        if len(terms) + math.prod(map(len, choices)) > MOST_TERMS:
+            raise ProvisionError(f"the class's allowedTopologies stand for more than {MOST_TERMS} topologies")
         if choices:
             terms += [tuple(sorted(choice)) for choice in itertools.product(*choices)]
     return terms
+
+
+def allows(allowed: Sequence[TopologyTerm], place: Term) -> bool:
+    """Whether one of the class's allowedTopologies holds for a place; without any, each place is allowed."""
+    pairs = set(place)
+    terms = [term.match_label_expressions for term in allowed if term.match_label_expressions]
+    fits = (all(any((e.key, value) in pairs for value in e.values) for e in term) for term in terms)
+    return not terms or any(fits)
 
 
 def ordered(terms: Iterable[Term]) -> list[Term]:
@@ -94,8 +108,7 @@ def requirement(
     """The requirement to send, or None when the driver is free to choose."""
     chosen = _selected_term(selected)
     if strict and chosen is not None:
-        allowed = flattened(storage_class.allowed_topologies)
-        if allowed and not any(is_subset(term, chosen) for term in allowed):
+        if not allows(storage_class.allowed_topologies, chosen):
             raise ProvisionError(f"node {selected and selected.name} is outside the class's allowedTopologies")
         return _message([chosen], [chosen])
     if storage_class.allowed_topologies:
