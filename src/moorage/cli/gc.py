@@ -74,10 +74,12 @@ def gc(
                 "removed": [asdict(done.finding) for done in removals if not done.error],
                 "failed": [{**asdict(done.finding), "error": done.error} for done in removals if done.error],
                 "looked_at_cluster": api is not None,
+                "looked_at_pools": [str(path) for path in pool or []],
             }
         )
     else:
-        _print(findings, removals, yes, api is not None)
+        _print(findings, removals, yes)
+        show.say(_scope(driver, pool or [], api is not None))
     if any(done.error for done in removals):
         raise typer.Exit(1)
 
@@ -109,11 +111,20 @@ async def _gc(
         return findings, await remove_all(findings, world, pools, client) if yes else []
 
 
-def _print(findings: Sequence[Orphan], removals: Sequence[Removal], yes: bool, asked_cluster: bool) -> None:
-    if not asked_cluster:
-        show.say("No cluster was asked (give --kubeconfig), so volumes without PV are not looked for.")
+def _scope(driver: str, pools: Sequence[Path], asked_cluster: bool) -> str:
+    """What was looked at, and what was not: an empty list says nothing about the rest."""
+    objects = f"the cluster's objects of {driver}"
+    if not pools:
+        return f"Looked at the attachments among {objects} only. Give --pool for volumes, devices, mounts and trash."
+    looked = f"pool {', '.join(map(str, pools))} and this machine"
+    if asked_cluster:
+        return f"Looked at {looked}, and at {objects}."
+    return f"Looked at {looked} only. Give --kubeconfig for volumes without PersistentVolume and the reverse."
+
+
+def _print(findings: Sequence[Orphan], removals: Sequence[Removal], yes: bool) -> None:
     if not findings:
-        show.say("Everything has an owner.")
+        show.say("Nothing without an owner was found.")
         return
     results = {(done.finding.kind, done.finding.id): done.error for done in removals}
     for finding in findings:

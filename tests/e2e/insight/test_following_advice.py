@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import json
 
 import pytest
 import yaml
@@ -62,6 +63,21 @@ async def test_a_volume_object_that_was_deleted_by_mistake(stack, tmp_path):
     await stack.until(PersistentVolumeClaim, "data", lambda claim: claim.status.phase == "Bound")
     await check_data(stack)
     await stack.check_well(f"pv/{volume}")
+
+
+async def test_a_claim_that_lost_its_volume_object_gets_it_back_with_the_command_that_gc_names(stack, up):
+    await written(stack)
+    await stack.shell.run("kubectl delete pod web")
+    volume = (await stack.client.get(PersistentVolumeClaim, "data", "default")).spec.volume_name
+    await stack.client.delete(PersistentVolume, volume)
+    await stack.client.patch(PersistentVolume, volume, {"metadata": {"finalizers": None}})
+    await stack.check_cause("pvc/data", "claim-lost", f"its volume {volume} does not exist any more", shows="Lost")
+    told = await stack.shell.run(f"moorage gc --pool {up / 'pool'} --node node-1 --driver csi.moorage.dev -o json")
+    [held] = [one["held"] for one in json.loads(told)["findings"] if "default/data has lost it" in one["held"]]
+    await stack.shell.run(held.split("`")[1])
+    await stack.check_well("pvc/data")
+    await check_data(stack)
+    await stack.patch_policy("Delete")
 
 
 def tidy(folder) -> None:

@@ -4,7 +4,7 @@ Importing this package registers every command with `app`.
 """
 
 from moorage.cli.volume import volumes  # isort: skip
-from moorage.cli.volume import copies, transfer  # isort: skip
+from moorage.cli.volume import copies, manifest, transfer  # isort: skip
 from moorage.cli.volume.group import app
 
-__all__ = ["app", "copies", "transfer", "volumes"]
+__all__ = ["app", "copies", "manifest", "transfer", "volumes"]

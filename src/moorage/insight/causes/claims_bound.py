@@ -99,7 +99,8 @@ def deleting_finalizer(view: ClusterView, claim: PersistentVolumeClaim) -> Findi
     "claim-lost",
     PersistentVolumeClaim,
     "The claim's volume is gone",
-    "If the volume's data still exists, recreate the PersistentVolume with a claimRef to this claim; the claim binds again.",
+    "If the volume's data still exists, recreate the PersistentVolume under its name with a claimRef to this claim; the "
+    "claim binds again. For a volume of Moorage, `moorage gc --pool POOL` prints the command that does it.",
 )
 def lost(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The claim was bound, and its PersistentVolume was deleted or given to another claim."""

@@ -32,7 +32,7 @@ from moorage.kube.objects import (
     VolumeAttachment,
     seconds_of,
 )
-from moorage.kube.volumes import is_of_driver
+from moorage.kube.volumes import claim_class, is_of_driver
 from moorage.storage import Pool, PoolScope, VolumeKind
 from moorage.storage.guests import FOR_EXPORT
 from moorage.storage.leftovers import is_abandoned
@@ -43,6 +43,7 @@ from moorage.upkeep.gc.plan import (
     DriverObjects,
     Inventory,
     SeenAttachment,
+    SeenClaim,
     SeenDevice,
     SeenFile,
     SeenHold,
@@ -75,6 +76,8 @@ def look_at_pool(world: Inventory, pool: Pool) -> None:
     """Add what a pool holds and what this machine's kernel has of it."""
     where = str(pool.directory)
     rows = overview(pool)
+    if pool.config.scope is PoolScope.SHARED:
+        world.shared_pools.add(where)
     for row in rows:
         data = Path(pool.context.layout.volumes, row.id, "data")
         use = _use_of(pool, data)
@@ -269,7 +272,12 @@ async def look_at_cluster(client: Client, driver: str) -> DriverObjects:
             each.node_id for node in node_drivers.items for each in node.spec.drivers if each.name == driver
         ),
         pod_uids=frozenset(pod.uid for pod in pods.items),
-        claims={name: claim.key for claim in claims for name in (f"pvc-{claim.uid}", claim.spec.volume_name) if name},
+        claims={
+            name: SeenClaim(claim.key, claim.uid, claim_class(claim), claim.spec.volume_name)
+            for claim in claims
+            for name in (f"pvc-{claim.uid}", claim.spec.volume_name)
+            if name
+        },
     )
 
 

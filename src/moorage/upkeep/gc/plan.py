@@ -119,6 +119,16 @@ class SeenAttachment:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenClaim:
+    """A claim. `volume_name` is the object that it was bound to; empty before that."""
+
+    key: str
+    uid: str
+    storage_class: str = ""
+    volume_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DriverObjects:
     """The objects of one driver."""
 
@@ -131,7 +141,7 @@ class DriverObjects:
     nodes: frozenset[str] = frozenset()
     node_ids: frozenset[str] = frozenset()
     pod_uids: frozenset[str] = frozenset()
-    claims: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, SeenClaim] = field(default_factory=dict)
     """The claims, by the name of the volume that each has or will get."""
 
 
@@ -149,6 +159,7 @@ class Inventory:
     trash: list[SeenTrash] = field(default_factory=list)
     holds: list[SeenHold] = field(default_factory=list)
     cluster: DriverObjects | None = None
+    shared_pools: set[str] = field(default_factory=set)
 
 
 def plan(world: Inventory, grace_s: float) -> list[Orphan]:
@@ -187,12 +198,23 @@ def _volumes(world: Inventory) -> Iterator[Orphan]:
         elif not cluster.is_installed:
             held = f"the driver {cluster.driver} is not installed in this cluster, so it may be another cluster's"
         elif volume.name in cluster.claims:
-            held = f"the claim {cluster.claims[volume.name]} is for it: a PersistentVolume made anew brings it back"
+            held = _wanted_by(cluster.claims[volume.name], volume, world)
         elif not volume.name.startswith(PROVISIONED):
             held = f"its name {volume.name!r} is none that a provisioner gives, so it may have been made by hand"
         why = "no PersistentVolume of the cluster has its id as volumeHandle"
         age = world.now_s - volume.created_s
         yield Orphan("volume", volume.id, why, age, held, "move it to the trash", volume.pool)
+
+
+def _wanted_by(claim: SeenClaim, volume: SeenVolume, world: Inventory) -> str:
+    """Why a volume is kept whose claim exists, and the command that brings its object back."""
+    if not claim.volume_name:
+        return f"the claim {claim.key} waits for it, and the provisioner will make its PersistentVolume again"
+    flags: tuple[str, ...] = ("--claim", claim.key, "--claim-uid", claim.uid, "--name", claim.volume_name)
+    flags += ("--storage-class", claim.storage_class) if claim.storage_class else ()
+    flags += ("--node", world.this_node) if world.this_node and volume.pool not in world.shared_pools else ()
+    make = command("moorage", "volume", "--pool", volume.pool, "manifest", names=(volume.id,), flags=flags)
+    return f"the claim {claim.key} has lost it; `{make} | kubectl create -f -` brings it back"
 
 
 def _pvs(world: Inventory) -> Iterator[Orphan]:
