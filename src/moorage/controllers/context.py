@@ -10,17 +10,15 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar
 
 from moorage.kube.api.client import Client
-from moorage.kube.cache.caches import Caches
 from moorage.kube.cache.informer import Informer, Informers
 from moorage.kube.control.controller import Backoff, Controller, Resync, Watch
 from moorage.kube.control.controller import run as run_controllers
 from moorage.kube.control.events import Recorder
 from moorage.kube.control.queue import Reconcile, WorkQueue
-from moorage.kube.control.writer import Writer
+from moorage.kube.control.shared import Shared
 
 K = TypeVar("K", bound=Hashable)
 MakeController = Callable[[str, Reconcile[str]], Controller[str]]
@@ -127,7 +125,7 @@ class ControllerOptions:
 
 
 @dataclass(frozen=True)
-class ControllerContext:
+class ControllerContext(Shared):
     """What `run(context)` of each controller receives."""
 
     client: Client
@@ -136,14 +134,6 @@ class ControllerContext:
     activity: Activity = field(default_factory=Activity)
     options: ControllerOptions = field(default_factory=ControllerOptions)
     clock: Callable[[], float] = time.monotonic
-
-    @cached_property
-    def caches(self) -> Caches:
-        return Caches(self.informers)
-
-    @cached_property
-    def writer(self) -> Writer:
-        return Writer(self.client, self.informers)
 
     @property
     def backoff(self) -> Backoff:

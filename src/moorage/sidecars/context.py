@@ -6,19 +6,17 @@ Start reading at: `RoleContext`.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.access_modes import capability_of
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import ApiConfig
-from moorage.kube.cache.caches import Caches
 from moorage.kube.cache.informer import Informer, Informers
 from moorage.kube.control.controller import Backoff, Controller
 from moorage.kube.control.events import Recorder
 from moorage.kube.control.queue import Reconcile
-from moorage.kube.control.writer import Writer
+from moorage.kube.control.shared import Shared
 from moorage.kube.objects import KubeObject, Node, PersistentVolume, VolumeSpec
 from moorage.kube.selectors import node_matches
 from moorage.sidecars.driver import DriverConnection
@@ -41,7 +39,7 @@ class RoleTask(Protocol):
 
 
 @dataclass
-class RoleContext:
+class RoleContext(Shared):
     """What every role in this process receives."""
 
     settings: SidecarSettings
@@ -52,14 +50,6 @@ class RoleContext:
     metrics: Metrics
     api: ApiConfig
     on_failed_creation: list[Callable[[str], None]] = field(default_factory=list)  # called with the class's name
-
-    @cached_property
-    def caches(self) -> Caches:
-        return Caches(self.informers)
-
-    @cached_property
-    def writer(self) -> Writer:
-        return Writer(self.client, self.informers)
 
     @property
     def nodes(self) -> Informer[NodeLabels]:

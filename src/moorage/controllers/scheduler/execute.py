@@ -24,7 +24,7 @@ from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
 from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
-from moorage.kube.objects.meta import timestamp_text
+from moorage.kube.objects.meta import as_document, reference_to, timestamp_text
 from moorage.kube.volumes import claim_class, is_meant_for, requested_bytes
 from moorage.log import get_logger
 
@@ -154,15 +154,7 @@ class SchedulerExecutor:
             raise PlacementFailed(f'binding volumes: persistentvolume "{volume.name}" went to another claim')
         if volume.spec.claim_ref is not None and volume.spec.claim_ref.uid:
             return
-        reference = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "namespace": claim.namespace,
-            "name": claim.name,
-            "uid": claim.uid,
-            "resourceVersion": claim.metadata.resource_version,
-        }
-        patch: dict[str, Any] = {"spec": {"claimRef": reference}}
+        patch: dict[str, Any] = {"spec": {"claimRef": as_document(reference_to(claim))}}
         if volume.spec.claim_ref is None:  # a user's own reservation is not marked as ours
             patch["metadata"] = {"annotations": {BOUND_BY_CONTROLLER: "yes"}}
         await self._writer.patch(volume, patch)

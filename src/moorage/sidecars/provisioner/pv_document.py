@@ -12,6 +12,7 @@ from typing import Any
 from moorage.csi import csi_pb2 as pb
 from moorage.kube import names
 from moorage.kube.objects import PersistentVolumeClaim, SecretReference, StorageClass
+from moorage.kube.objects.meta import as_document, reference_to
 from moorage.kube.quantity import bytes_text
 from moorage.kube.volumes import volume_mode
 from moorage.sidecars.provisioner.parameters import ClaimParameters
@@ -62,7 +63,7 @@ def skeleton(
             csi[field] = {"name": read.secrets[use].name, "namespace": read.secrets[use].namespace}
     spec: dict[str, Any] = {
         "accessModes": list(claim.spec.access_modes),
-        "claimRef": _claim_reference(claim),
+        "claimRef": as_document(reference_to(claim)),
         "persistentVolumeReclaimPolicy": storage_class.reclaim_policy or "Delete",
         "storageClassName": storage_class.name,
         "volumeMode": volume_mode(claim.spec.volume_mode),
@@ -86,14 +87,3 @@ def document(skeleton: dict[str, Any], volume: pb.Volume, requested_bytes: int, 
     if terms:
         spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": terms}}
     return {**skeleton, "spec": spec}
-
-
-def _claim_reference(claim: PersistentVolumeClaim) -> dict[str, str]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "namespace": claim.namespace,
-        "name": claim.name,
-        "uid": claim.uid,
-        "resourceVersion": claim.metadata.resource_version,
-    }

@@ -51,22 +51,22 @@ class CreateTerms:
 class ContentWorker(ABC, Generic[C, M]):
     """Reconciles the contents of one flavour. The keys of `controller` are their names."""
 
+    flavour: ContentFlavour[C]
+
     def __init__(
         self,
         context: RoleContext,
-        flavour: ContentFlavour[C],
         contents: Informer[C],
         classes: Informer[VolumeSnapshotClass] | Informer[VolumeGroupSnapshotClass],
         events: Recorder,
     ) -> None:
         self._context = context
-        self._flavour = flavour
         self._contents = contents
         self._classes = classes
-        self._writer = ContentWriter(context, flavour, events)
+        self._writer = ContentWriter(context, self.flavour, events)
         self._timeout_s = context.settings.timeout_for(Role.SNAPSHOTTER)
         workers = context.settings.workers_for(Role.SNAPSHOTTER)
-        self.controller: Controller[str] = context.controller(flavour.queue, self.sync, workers)
+        self.controller: Controller[str] = context.controller(self.flavour.queue, self.sync, workers)
 
     async def sync(self, name: str) -> float | None:
         """Take one content a step further."""
@@ -76,7 +76,7 @@ class ContentWorker(ABC, Generic[C, M]):
         used = self._class_of(content)
         if used is not None and used.driver != content.spec.driver:
             return None
-        match decide.next_step(content, self._flavour):
+        match decide.next_step(content, self.flavour):
             case ContentStep.DELETE:
                 await self._delete(content)
             case ContentStep.CREATE:
@@ -90,7 +90,7 @@ class ContentWorker(ABC, Generic[C, M]):
         return None
 
     async def _create(self, content: C) -> None:
-        flavour = self._flavour
+        flavour = self.flavour
         reason = flavour.creation_failed if content.status is None else flavour.check_failed
         content, made = await self._writer.make(content, reason, self._create_request, self._call_create)
         content = await self._writer.record(content, self._status(content, made))
@@ -103,7 +103,7 @@ class ContentWorker(ABC, Generic[C, M]):
         handle = self._handle_of(content)
         if not handle:
             return  # a group member whose handle the snapshot controller has not written yet
-        found = await self._writer.ask(content, self._flavour.check_failed, lambda of: self._ask(of, handle))
+        found = await self._writer.ask(content, self.flavour.check_failed, lambda of: self._ask(of, handle))
         await self._writer.record(content, self._status(content, found))
         self._confirm_ready(content, found)
 
@@ -115,10 +115,10 @@ class ContentWorker(ABC, Generic[C, M]):
 
     def _confirm_ready(self, content: C, made: M) -> None:
         if not made.ready_to_use:
-            raise SnapshotNotReady(f"the {self._flavour.noun} of content {content.name} is not ready yet")
+            raise SnapshotNotReady(f"the {self.flavour.noun} of content {content.name} is not ready yet")
 
     async def _create_terms(self, content: C, prefix: str, uid_length: int) -> CreateTerms:
-        used, flavour = self._class_of(content), self._flavour
+        used, flavour = self._class_of(content), self.flavour
         if used is None:
             raise SidecarError(f"content {content.name}: its class {flavour.class_of(content)} is missing")
         parameters, reference = decide.driver_parameters(used.parameters), flavour.reference_of(content)
@@ -128,12 +128,12 @@ class ContentWorker(ABC, Generic[C, M]):
         return CreateTerms(name, parameters, await self._writer.secrets(content))
 
     async def _secrets_for_asking(self, content: C) -> dict[str, str]:
-        used, tokens = self._class_of(content), {f"{self._flavour.stem}content.name": content.name}
-        found = reference_from(used.parameters, self._flavour.secret_for_asking, tokens, tokens) if used else None
+        used, tokens = self._class_of(content), {f"{self.flavour.stem}content.name": content.name}
+        found = reference_from(used.parameters, self.flavour.secret_for_asking, tokens, tokens) if used else None
         return await read_secret(self._context.client, found)
 
     def _class_of(self, content: C) -> VolumeSnapshotClass | VolumeGroupSnapshotClass | None:
-        return self._classes.get(self._flavour.class_of(content))
+        return self._classes.get(self.flavour.class_of(content))
 
     @abstractmethod
     async def _create_request(self, content: C) -> Any: ...

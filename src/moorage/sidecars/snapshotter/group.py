@@ -7,11 +7,8 @@ Start reading at: `GroupWorker`.
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.cache.informer import Informer
-from moorage.kube.control.events import Recorder
-from moorage.kube.objects import VolumeGroupSnapshotClass, VolumeGroupSnapshotContent
+from moorage.kube.objects import VolumeGroupSnapshotContent
 from moorage.kube.objects.meta import timestamp_text
-from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.snapshotter import decide
 from moorage.sidecars.snapshotter.contents import ContentWorker
@@ -22,14 +19,7 @@ from moorage.sidecars.snapshotter.versions import members_field, members_of
 class GroupWorker(ContentWorker[VolumeGroupSnapshotContent, pb.VolumeGroupSnapshot]):
     """Takes and deletes group snapshots."""
 
-    def __init__(
-        self,
-        context: RoleContext,
-        contents: Informer[VolumeGroupSnapshotContent],
-        classes: Informer[VolumeGroupSnapshotClass],
-        events: Recorder,
-    ) -> None:
-        super().__init__(context, GROUP, contents, classes, events)
+    flavour = GROUP
 
     async def _create_request(self, content: VolumeGroupSnapshotContent) -> pb.CreateVolumeGroupSnapshotRequest:
         self._check_together(content)

@@ -13,7 +13,7 @@ from moorage.sidecars.context import RoleContext
 from moorage.sidecars.snapshotter.adopt import UNLABELLED, Adopter
 from moorage.sidecars.snapshotter.contents import ContentWorker
 from moorage.sidecars.snapshotter.decide import is_worth_a_look
-from moorage.sidecars.snapshotter.flavour import GROUP, SINGLE, C, ContentFlavour
+from moorage.sidecars.snapshotter.flavour import C
 from moorage.sidecars.snapshotter.group import GroupWorker
 from moorage.sidecars.snapshotter.single import SingleWorker
 from moorage.sidecars.snapshotter.versions import best_served
@@ -57,7 +57,7 @@ class Snapshotter:
 
         controllers = [worker.controller]
         watches = [
-            self._watch(worker, contents, SINGLE),
+            self._watch(worker, contents),
             Watch(classes, on_class, replay=False),
         ]
         reads = []
@@ -78,12 +78,12 @@ class Snapshotter:
         contents, classes = context.informers.of(kinds.content), context.informers.of(kinds.group_class)
         worker = GroupWorker(context, contents, classes, self._events)
         reads: list[Informer[Any]] = [classes, *([context.caches.volumes] if context.settings.node_deployment else [])]
-        await run([worker.controller], [self._watch(worker, contents, GROUP)], reads=reads)
+        await run([worker.controller], [self._watch(worker, contents)], reads=reads)
 
-    def _watch(self, worker: ContentWorker[C, Any], contents: Informer[C], flavour: ContentFlavour[C]) -> Watch[Any]:
+    def _watch(self, worker: ContentWorker[C, Any], contents: Informer[C]) -> Watch[Any]:
         def keys(old: C | None, new: C | None) -> list[str]:
             is_ours = new is not None and self._is_ours(new)
-            return [new.name] if new and is_ours and is_worth_a_look(old, new, flavour.being_created) else []
+            return [new.name] if new and is_ours and is_worth_a_look(old, new, worker.flavour.being_created) else []
 
         return worker.controller.watch(contents, keys)
 

@@ -8,10 +8,7 @@ import time
 from typing import Any
 
 from moorage.csi import csi_pb2 as pb
-from moorage.kube.cache.informer import Informer
-from moorage.kube.control.events import Recorder
-from moorage.kube.objects import VolumeSnapshotClass, VolumeSnapshotContent
-from moorage.sidecars.context import RoleContext
+from moorage.kube.objects import VolumeSnapshotContent
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.snapshotter import decide
 from moorage.sidecars.snapshotter.contents import ContentWorker
@@ -21,14 +18,7 @@ from moorage.sidecars.snapshotter.flavour import SINGLE, is_group_member
 class SingleWorker(ContentWorker[VolumeSnapshotContent, pb.Snapshot]):
     """Takes and deletes snapshots of one volume."""
 
-    def __init__(
-        self,
-        context: RoleContext,
-        contents: Informer[VolumeSnapshotContent],
-        classes: Informer[VolumeSnapshotClass],
-        events: Recorder,
-    ) -> None:
-        super().__init__(context, SINGLE, contents, classes, events)
+    flavour = SINGLE
 
     async def find(self, content: VolumeSnapshotContent, handle: str) -> pb.Snapshot | None:
         """Return what the driver here knows of a snapshot, None if it knows nothing or cannot be asked."""
