@@ -113,12 +113,17 @@ class Bench:
             if replaced in changes:
                 request.ClearField(replaced)  # merging would add to it
         request.MergeFrom(pb.CreateVolumeRequest(**changes))
+        if "capacity_range" not in changes:  # a driver may refuse a copy that is smaller than its source
+            source = request.volume_content_source
+            least = self.session.sizes.get(source.snapshot.snapshot_id or source.volume.volume_id, 0)
+            request.capacity_range.required_bytes = max(request.capacity_range.required_bytes, least)
         return request
 
     async def make(self, request: pb.CreateVolumeRequest) -> pb.Volume:
         """Call CreateVolume, and delete the volume at the end. Its failure is the check's."""
         volume = (await self.client.CreateVolume(request)).volume
         self.session.own("volume", volume.volume_id, request.name)
+        self.session.sizes[volume.volume_id] = volume.capacity_bytes
         self.deleted.discard(volume.volume_id)
         self.on_end("DeleteVolume.works", partial(self.delete_unless_deleted, self.delete, volume.volume_id))
         return volume
@@ -155,6 +160,7 @@ class Bench:
             if request.name not in self.session.owned.values():
                 self.session.own("snapshot", snapshot.snapshot_id, request.name)
                 made = snapshot.snapshot_id
+                self.session.sizes[made] = snapshot.size_bytes
                 self.on_end("DeleteSnapshot.works", partial(self.delete_unless_deleted, self.delete_snapshot, made))
             if snapshot.ready_to_use:
                 return snapshot

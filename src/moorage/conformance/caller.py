@@ -46,6 +46,7 @@ class Caller(CsiCalls):
     ) -> _Response:
         method = path.rpartition("/")[2]
         self._refuse_what_hangs(method)
+        self._session.refuse_others(method, request)
         number, started = self._begin(method, request)
         limit = timeout_s or self._session.config.timeout_s
         losses = self._session.losses
@@ -66,6 +67,7 @@ class Caller(CsiCalls):
     ) -> AsyncIterator[_Response]:
         method = path.rpartition("/")[2]
         self._refuse_what_hangs(method)
+        self._session.refuse_others(method, request)
         number, started = self._begin(method, request)
         limit = timeout_s or self._session.config.timeout_s
         losses, count, last = self._session.losses, 0, ""

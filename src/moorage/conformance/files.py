@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from moorage.host import loop, mountinfo
+from moorage.host import libc, loop, mountinfo
 
 DATA_NAME = "check-data"
 _CHUNK = 1 << 20
@@ -54,6 +54,15 @@ def digest(path: str, is_block: bool, size: int) -> str:
         total.update(part)
         at += len(part)
     return total.hexdigest()
+
+
+def settle(path: str) -> None:
+    """Write everything of a filesystem to its device, so that its figures are current."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        libc.syncfs(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def size_of(path: str) -> int:

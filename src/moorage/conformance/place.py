@@ -32,6 +32,7 @@ class Placed:
     mode: str = WRITER
     context: dict[str, str] = field(default_factory=dict)
     is_read_only: bool = False
+    group: str = ""
     done: set[str] = field(default_factory=set)  # paths of steps that are not undone yet
     registered: set[str] = field(default_factory=set)
 
@@ -47,13 +48,19 @@ class Placed:
             self.registered.add(path)
             self.bench.on_end(owner, act)
 
+    def capability(self) -> pb.VolumeCapability:
+        capability = self.bench.capability(self.mode)
+        if self.group:
+            capability.mount.volume_mount_group = self.group
+        return capability
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def attach_request(self) -> pb.ControllerPublishVolumeRequest:
         return pb.ControllerPublishVolumeRequest(
             volume_id=self.volume.volume_id,
             node_id=self.bench.node.node_id,
-            volume_capability=self.bench.capability(self.mode),
+            volume_capability=self.capability(),
             volume_context=self.volume.volume_context,
             secrets=self.bench.config.secrets,
         )
@@ -63,7 +70,7 @@ class Placed:
             volume_id=self.volume.volume_id,
             publish_context=self.context,
             staging_target_path=self.staging,
-            volume_capability=self.bench.capability(self.mode),
+            volume_capability=self.capability(),
             secrets=self.bench.config.secrets,
             volume_context=self.volume.volume_context,
         )
@@ -74,7 +81,7 @@ class Placed:
             publish_context=self.context,
             staging_target_path=self.staging if self.bench.has(STAGES) else "",
             target_path=target or self.target,
-            volume_capability=self.bench.capability(self.mode),
+            volume_capability=self.capability(),
             readonly=self.is_read_only,
             secrets=self.bench.config.secrets,
             volume_context=self.volume.volume_context,

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from google.protobuf.message import Message
+
 from moorage.conformance.listing import existing_snapshots, existing_volumes
 from moorage.conformance.model import CheckConfig, CheckFailed, CheckResult
 from moorage.conformance.process import Control
@@ -47,6 +49,7 @@ class Session:
     existing_volumes: frozenset[str] = frozenset()
     existing_snapshots: frozenset[str] = frozenset()
     owned: dict[str, str] = field(default_factory=dict)  # id of each object that the run made, and its name
+    sizes: dict[str, int] = field(default_factory=dict)  # of the volumes and snapshots that the run made
     broken: dict[str, CheckResult] = field(default_factory=dict)  # the failed checks by id
     violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     loop_devices: dict[int, str] = field(default_factory=dict)  # number and backing file of those seen at our paths
@@ -94,6 +97,18 @@ class Session:
             raise CheckFailed(f"the answer for a new name is {kind} {object_id!r}, which was there before the run")
         if self.owned.setdefault(object_id, name) != name:
             raise CheckFailed(f"{kind} {object_id!r} is the answer for two names, {self.owned[object_id]} and {name}")
+
+    def refuse_others(self, method: str, request: Message) -> None:
+        """Raise CheckFailed before a call about an object that was there before the run: it may hold data."""
+        for name, existing in (
+            ("volume_id", self.existing_volumes),
+            ("source_volume_id", self.existing_volumes),
+            ("snapshot_id", self.existing_snapshots),
+        ):
+            if name in request.DESCRIPTOR.fields_by_name and (found := getattr(request, name)) in existing:
+                raise CheckFailed(
+                    f"{method} is not sent for {found!r}, which was there before the run", "an id of its own"
+                )
 
     def violate(self, check_id: str, sentence: str) -> None:
         """Take note of an answer that breaks a rule for all answers."""

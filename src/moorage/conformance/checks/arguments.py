@@ -47,6 +47,8 @@ ROWS = (
     Row("ControllerUnpublishVolume", ("volume_id",), (CREATE, ATTACHES), _EITHER),
     Row("ValidateVolumeCapabilities", ("volume_id", "volume_capabilities"), (CREATE,), _ABSENT),
     Row("ControllerGetVolume", ("volume_id",), (_GET,), _ABSENT),
+    Row("ControllerGetVolumeHealth", ("volume_id",), ("controller:GET_VOLUME_HEALTH",), _ABSENT),
+    Row("NodeGetVolumeHealth", ("volume_id",), (NODE, "node:GET_VOLUME_HEALTH")),
     Row("ControllerModifyVolume", ("volume_id",), (_MODIFY, "run:mutable-parameters"), _ABSENT),
     Row("ControllerExpandVolume", ("volume_id", "capacity_range"), (CREATE, EXPAND), _ABSENT),
     Row("CreateSnapshot", ("source_volume_id", "name"), (SNAPSHOT,), _ABSENT),

@@ -188,15 +188,20 @@ async def clone(bench: Bench) -> None:
 )
 async def expand(bench: Bench) -> None:
     volume = await bench.create()
-    answer = await bench.client.ControllerExpandVolume(expand_request(bench, volume.volume_id))
-    wanted = bench.config.grown_bytes
+    answer = await bench.client.ControllerExpandVolume(expand_request(bench, volume))
+    wanted = grown_bytes(bench, volume)
     require(answer.capacity_bytes >= wanted, f"capacity_bytes is {answer.capacity_bytes}", f"at least {wanted}")
 
 
-def expand_request(bench: Bench, volume_id: str) -> pb.ControllerExpandVolumeRequest:
+def grown_bytes(bench: Bench, volume: pb.Volume) -> int:
+    """Return the size to grow a volume to: more than it has, also if the driver gave it more than was asked for."""
+    return max(bench.config.grown_bytes, 2 * volume.capacity_bytes)
+
+
+def expand_request(bench: Bench, volume: pb.Volume) -> pb.ControllerExpandVolumeRequest:
     return pb.ControllerExpandVolumeRequest(
-        volume_id=volume_id,
-        capacity_range=pb.CapacityRange(required_bytes=bench.config.grown_bytes),
+        volume_id=volume.volume_id,
+        capacity_range=pb.CapacityRange(required_bytes=grown_bytes(bench, volume)),
         volume_capability=bench.capability(),
         secrets=bench.config.secrets,
     )
@@ -232,6 +237,7 @@ async def make_group(bench: Bench, ids: list[str], name: str = "") -> pb.VolumeG
         fail("the answer has no group_snapshot_id")
     for snapshot in made.snapshots:
         bench.session.own("snapshot", snapshot.snapshot_id, f"{request.name}/{snapshot.source_volume_id}")
+        bench.session.sizes[snapshot.snapshot_id] = snapshot.size_bytes
     delete = pb.DeleteVolumeGroupSnapshotRequest(
         group_snapshot_id=made.group_snapshot_id,
         snapshot_ids=[snapshot.snapshot_id for snapshot in made.snapshots],

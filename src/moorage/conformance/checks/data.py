@@ -6,7 +6,8 @@ Owns: checksums over restaging, snapshots, restores and clones.
 import os
 
 from moorage.conformance.bench import Bench
-from moorage.conformance.checks.basics import CLONE, CREATE, NODE, SNAPSHOT
+from moorage.conformance.checks.basics import CLONE, CREATE, NODE, SNAPSHOT, grown_bytes
+from moorage.conformance.checks.growing import must_have_grown
 from moorage.conformance.model import NotMet, check, require
 from moorage.conformance.place import place
 from moorage.csi import csi_pb2 as pb
@@ -134,21 +135,18 @@ async def restore_larger(bench: Bench) -> None:
     before = await placed.size()
     await placed.leave()
     snapshot = await bench.snapshot(placed.volume.volume_id)
+    wanted = grown_bytes(bench, placed.volume)
     try:
-        larger = await bench.restore(
-            snapshot.snapshot_id, capacity_range=pb.CapacityRange(required_bytes=bench.config.grown_bytes)
-        )
+        larger = await bench.restore(snapshot.snapshot_id, capacity_range=pb.CapacityRange(required_bytes=wanted))
     except NotMet as unmet:
         if isinstance(unmet.cause, CsiError) and unmet.cause.code in ("OUT_OF_RANGE", "INVALID_ARGUMENT"):
             return
         raise
     told = larger.capacity_bytes
-    require(told == 0 or told >= bench.config.grown_bytes, f"capacity_bytes is {told}", f"{bench.config.grown_bytes}")
+    require(told == 0 or told >= wanted, f"capacity_bytes is {told}", f"{wanted}")
     restored = await place(bench, larger)
     await restored.must_hold(content, "in the larger restore")
-    if bench.has("node:EXPAND_VOLUME"):
-        after = await restored.size()
-        require(after > before, f"the restore shows {after} bytes", f"more than {before}")
+    must_have_grown(bench, placed, before, await restored.size())
 
 
 @check(

@@ -17,6 +17,7 @@ from moorage.csi import csi_pb2 as pb
 
 STATS = "node:GET_VOLUME_STATS"
 _MULTI = ("node:SINGLE_NODE_MULTI_WRITER", "controller:SINGLE_NODE_MULTI_WRITER")
+_GROUP = "4242"
 _STEPS = 14
 
 
@@ -175,6 +176,28 @@ async def fs_type(bench: Bench) -> None:
 
 
 @check(
+    "NodePublishVolume.mount-group",
+    "New files of a volume that is published for a group belong to that group, and the group can write there.",
+    CREATE,
+    NODE,
+    "node:VOLUME_MOUNT_GROUP",
+    "run:mount",
+)
+async def mount_group(bench: Bench) -> None:
+    capability = bench.capability()
+    capability.mount.volume_mount_group = _GROUP
+    volume = await bench.create(volume_capabilities=[capability])
+    placed = unplaced(bench, volume)
+    placed.group = _GROUP
+    await placed.come_back()
+    await placed.write(b"x")
+    found = await bench.in_time("looking at the target", os.stat, os.path.join(placed.target, files.DATA_NAME))
+    top = await bench.in_time("looking at the target", os.stat, placed.target)
+    require(str(found.st_gid) == _GROUP, f"a new file belongs to group {found.st_gid}", _GROUP)
+    require(bool(top.st_mode & 0o020), f"the mode of the target is {top.st_mode & 0o7777:o}", "group-writable")
+
+
+@check(
     "NodeUnpublishVolume.only-its-target",
     "NodeUnpublishVolume of one volume leaves the targets of other volumes as they are.",
     CREATE,
@@ -274,6 +297,7 @@ async def stats_follow(bench: Bench) -> None:
     placed = await place(bench)
     before = (await _bytes(bench, placed)).used
     await placed.write(os.urandom(8 << 20))
+    await bench.in_time("writing to the disk", files.settle, placed.target)
     after = (await _bytes(bench, placed)).used
     if before or after:
         require(after > before, f"used is {after} after 8 MiB were written", f"more than {before}")

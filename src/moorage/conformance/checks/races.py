@@ -10,7 +10,7 @@ from typing import Any
 
 from moorage.conformance import files
 from moorage.conformance.bench import Bench, of_volume, settled
-from moorage.conformance.checks.basics import CLONE, CREATE, NODE, SNAPSHOT, expand_request, unplaced
+from moorage.conformance.checks.basics import CLONE, CREATE, NODE, SNAPSHOT, expand_request, grown_bytes, unplaced
 from moorage.conformance.checks.lists import LIST, LIST_SNAPSHOTS, listed
 from moorage.conformance.listing import snapshot_entries
 from moorage.conformance.model import NotMet, check, fail, require
@@ -173,11 +173,12 @@ async def delete_given_up(bench: Bench) -> None:
     "controller:EXPAND_VOLUME",
 )
 async def expand_given_up(bench: Bench) -> None:
-    request = expand_request(bench, (await bench.create()).volume_id)
+    volume = await bench.create()
+    request = expand_request(bench, volume)
     await given_up(lambda: bench.client.ControllerExpandVolume(request))
     answer = await bench.client.ControllerExpandVolume(request)
-    enough = answer.capacity_bytes >= bench.config.grown_bytes
-    require(enough, f"capacity_bytes is {answer.capacity_bytes}", f"at least {bench.config.grown_bytes}")
+    wanted = grown_bytes(bench, volume)
+    require(answer.capacity_bytes >= wanted, f"capacity_bytes is {answer.capacity_bytes}", f"at least {wanted}")
 
 
 @check(
