@@ -176,7 +176,7 @@ async def _(call: Call) -> Any:
         call.request.name += "-2"
         call.state[name] = True
     try:
-        await asyncio.sleep(0 if name in call.state else 0.08)
+        await asyncio.sleep(0 if name in call.state else 0.6)
         return await call.forward()
     except asyncio.CancelledError:
         lost[name] = name not in call.state

@@ -19,7 +19,7 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
 
 _MANY = 8
-_GIVE_UP_AFTER_S = (0.0, 0.003, 0.02, 0.1)
+_GIVE_UP_AFTER_S = (0.0, 0.003, 0.02, 0.1, 0.4)
 
 
 async def together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
