@@ -14,10 +14,26 @@ T = TypeVar("T")
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-def stop_event() -> asyncio.Event:
+class StopEvent(asyncio.Event):
+    """Set by the first SIGTERM or SIGINT. `hurry` is set by the second. The third ends the process at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurry = asyncio.Event()
+
+    def note_signal(self) -> None:
+        """Note one more signal."""
+        if self.is_set():
+            self.hurry.set()
+            for number in _STOPS:
+                asyncio.get_running_loop().remove_signal_handler(number)
+        self.set()
+
+
+def stop_event() -> StopEvent:
     """Return an event that SIGTERM or SIGINT sets, for a process that has an end of its own to run."""
-    stop = asyncio.Event()
-    _on_signal(stop.set)
+    stop = StopEvent()
+    _on_signal(stop.note_signal)
     return stop
 
 

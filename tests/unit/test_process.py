@@ -39,6 +39,19 @@ async def test_a_signal_sets_the_event(number):
         await stop.wait()
 
 
+async def test_a_second_signal_says_to_hurry_and_the_third_is_no_longer_caught():
+    stop = stop_event()
+    os.kill(os.getpid(), signal.SIGINT)
+    async with asyncio.timeout(5):
+        await stop.wait()
+    assert not stop.hurry.is_set()
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(5):
+        await stop.hurry.wait()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_cancels_the_work(number):
     work = Work()

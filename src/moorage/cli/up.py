@@ -17,7 +17,7 @@ from moorage.cluster.run import Cluster, StartReport
 from moorage.cluster.settings import UpSettings
 from moorage.kube.cache.informer import Informers
 from moorage.kube.objects import PersistentVolumeClaim, Pod
-from moorage.process import stop_event
+from moorage.process import StopEvent, cancel_all, run_unless, stop_event
 
 app = App()
 
@@ -55,7 +55,7 @@ def up(
 ) -> None:
     """Run the whole stack on this machine: API server, controllers, scheduler, sidecars, node agents and plugin.
 
-    It stays in the foreground. Ctrl-C stops everything and keeps the data; Ctrl-C again does not wait for pods.
+    It stays in the foreground. Ctrl-C stops everything and keeps the data. Ctrl-C again kills the pods.
 
     Examples:
 
@@ -83,14 +83,25 @@ async def _up(settings: UpSettings) -> None:
     stop = stop_event()
     cluster = Cluster(settings)
     try:
-        report = await cluster.start()
-        _print_report(settings, report)
-        await _status_until(stop, cluster)
+        starting = asyncio.create_task(cluster.start(), name="start")
+        if await run_unless(stop, asyncio.wait([starting])):
+            _print_report(settings, await starting)
+            await _status_until(stop, cluster)
+        else:
+            await cancel_all([starting])
     finally:
         if cluster.owns_data:
-            show.say("Stopping: pods end, volumes are unmounted …")
+            show.say("Stopping: pods end, volumes are unmounted. Ctrl-C again kills the pods …")
+            hurrying = asyncio.create_task(_hurry(stop, cluster), name="hurry")
             await cluster.stop()
+            hurrying.cancel()
             show.say(f"Stopped. Everything is kept in {settings.data_dir}; the same command carries on.")
+
+
+async def _hurry(stop: StopEvent, cluster: Cluster) -> None:
+    await stop.hurry.wait()
+    show.say("Killing the pods. Ctrl-C again ends this at once; pods and mounts then wait for the next start …")
+    cluster.supervisor.hurry()
 
 
 def _print_report(settings: UpSettings, report: StartReport) -> None:

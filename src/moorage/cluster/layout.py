@@ -4,8 +4,11 @@ Owns: the names of files and folders. Everything that must survive is under `api
 may be thrown away.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from moorage.errors import UsageError
 
 _LONGEST_SOCKET = 107  # what the kernel takes
 
@@ -67,6 +70,19 @@ class DataLayout:
 
     def log(self, part: str) -> Path:
         return self.logs / f"{part}.log"
+
+    def check_safe(self) -> None:
+        """Raise UsageError if another user owns the data directory, or may write to it: it holds keys, as root."""
+        try:
+            found = self.root.stat()
+        except FileNotFoundError:
+            return
+        if not self.root.is_dir():
+            raise UsageError(f"--data-dir {self.root} is not a directory")
+        if found.st_uid != os.geteuid():
+            raise UsageError(f"--data-dir {self.root} belongs to another user (uid {found.st_uid}); give another one")
+        if found.st_mode & 0o022:
+            raise UsageError(f"--data-dir {self.root} can be written by others; give another one, or chmod go-w it")
 
     def make(self) -> None:
         """Create the folders; they are for their owner only."""

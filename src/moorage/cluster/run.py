@@ -26,6 +26,7 @@ from moorage.cluster.settings import UpSettings
 from moorage.cluster.supervisor import Part, ProcessSupervisor
 from moorage.controllers import run as controllers
 from moorage.errors import MoorageError, UsageError
+from moorage.host.errors import host_error
 from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
 from moorage.kube.control.events import Recorder
@@ -71,19 +72,16 @@ class Cluster:
         self._recorder: Recorder | None = None
         self.server: ApiServer | None = None
         self._lock = -1
+        self._pool: asyncio.Task[PoolReport] | None = None
 
     async def start(self) -> StartReport:
         began, since = time.monotonic(), time.time()
-        self.layout.make()
-        self._lock = _locked(self.layout.lock)
-        try:
-            self.settings = self.settings.continuing()
-        except UsageError:
-            self._unlock()
-            raise
+        self._take_directory()
         pool = None
         if not self.settings.driver:
-            pool = await asyncio.to_thread(ensure_pool, self.layout, self.settings.pool, self.settings.pool_size_bytes)
+            making = asyncio.to_thread(ensure_pool, self.layout, self.settings.pool, self.settings.pool_size_bytes)
+            self._pool = asyncio.create_task(making, name="pool")
+            pool = await asyncio.shield(self._pool)
         for name in self.settings.node_names:
             self._start_driver(name, pool)
         await self._start_server()
@@ -107,6 +105,21 @@ class Cluster:
             self._start_page(),
         )
 
+    def _take_directory(self) -> None:
+        """Create the data directory, or continue with it. Nothing in it is touched if it is not ours, or in use."""
+        root = self.layout.root
+        try:
+            self.layout.check_safe()
+            self.layout.make()
+            self._lock = _locked(self.layout.lock)
+            self.settings = self.settings.continuing()
+        except OSError as failed:
+            self._unlock()
+            raise host_error("use the data directory", failed.filename or root, failed) from failed
+        except UsageError:
+            self._unlock()
+            raise
+
     async def stop(self) -> None:
         """Pods end, volumes are unmounted, then the driver stops, then the API server; nothing is lost.
 
@@ -121,6 +134,8 @@ class Cluster:
         await self.supervisor.stop(["controllers"])
         if self.server is not None:
             await self.server.stop()
+        if self._pool is not None:  # a thread goes on when its caller is cancelled
+            await asyncio.wait([self._pool])
         await asyncio.to_thread(release_pool, self.layout)
         self._unlock()
 
@@ -130,8 +145,9 @@ class Cluster:
         return self._lock >= 0
 
     def _unlock(self) -> None:
-        os.close(self._lock)
-        self._lock = -1
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def client(self) -> Client:
         """A client of this cluster's API server, over its socket."""

@@ -13,6 +13,7 @@ from moorage.insight.causes.pods_running import fs_group_note
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.reader import read_all
 from moorage.insight.surroundings import read_around
+from moorage.insight.workloads import WORKLOADS, Workload
 from moorage.kube.api.client import Client
 from moorage.kube.objects import (
     KubeObject,
@@ -23,7 +24,7 @@ from moorage.kube.objects import (
     VolumeAttachment,
     VolumeSnapshot,
 )
-from moorage.suggest import Command, command, in_namespace
+from moorage.suggest import Command, command, in_namespace, in_words, kubectl
 
 _LONGEST_CHAIN = 8
 
@@ -109,9 +110,30 @@ class Story:
 
 async def explain(client: Client, reference: str, namespace: str) -> Story:
     """The story of one object, given as `pvc/NAME` and the like."""
+    word, _, name = reference.partition("/")
+    workload = WORKLOADS.get(word.lower().removesuffix("s")) or WORKLOADS.get(word.lower())
+    if workload is not None and name:
+        return _story_of_workload(await client.find(workload, name, namespace), f"{word.lower()}/{name}", namespace)
     kind, name = parse(reference)
     view = await read_around(client, kind, name, namespace)
     return story_of(view, found(view, kind, name, namespace))
+
+
+def _story_of_workload(found: Workload | None, shown: str, namespace: str) -> Story:
+    """Say whether a controller makes the pods of an object; why a pod is stuck is told for the pod."""
+    if found is None:
+        raise ObjectNotFound(f"there is no {shown} in namespace {namespace}")
+    plural = found.resource.plural
+    if not found.is_untouched:
+        step = kubectl("get", "pods", namespace=namespace)
+        return Story(shown, f"{shown}: its controller has seen it; ask about its pods", "", False, next_step=step)
+    return Story(
+        shown,
+        f"{shown}: no controller has acted on it. Moorage runs none for {plural}, so it makes no pods here",
+        "workload-without-controller",
+        True,
+        next_step=in_words("create a pod like the template of {}, with the same claims", found.name),
+    )
 
 
 async def explain_all(client: Client) -> list[Story]:
@@ -124,7 +146,7 @@ def parse(reference: str) -> tuple[type[KubeObject], str]:
     word, slash, name = reference.partition("/")
     kind = KINDS.get(word.lower().rstrip("s") if word.lower() not in KINDS else word.lower())
     if not slash or not name or kind is None:
-        raise UsageError(f"{reference!r}: want KIND/NAME with pvc, pod, pv, va, snapshot or node")
+        raise UsageError(f"{reference!r}: want KIND/NAME with pvc, pod, pv, va, snapshot, node or deployment")
     return kind, name
 
 

@@ -53,7 +53,7 @@ from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.state import CsiSource, Expand, StepOutcome, UnmountVolume, VolumeAction, VolumeUse
 from moorage.node.volumes.state import MountVolume as Mount
 from moorage.node.volumes.stats import VolumeStats
-from moorage.process import run_unless
+from moorage.process import StopEvent, run_unless
 
 log = get_logger(__name__)
 
@@ -177,7 +177,7 @@ class Agent:
 
 
 async def run(config: AgentConfig, stop: asyncio.Event) -> None:
-    """Run one agent until `stop` is set; raise when it cannot run at all."""
+    """Run one agent until `stop` is set; raise when it cannot run at all. A StopEvent also says when to hurry."""
     lock = prepare_root(config.root)
     try:
         async with AsyncExitStack() as stack:
@@ -238,7 +238,7 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
             node.set_ready(True)
             log.info("agent is ready", node=config.node_name, root=str(config.root), port=agent.endpoint.port)
             await stop.wait()
-            is_drained = await _drained(agent, node)
+            is_drained = await _drained(agent, node, stop)
         await node.stopped(remove=is_drained and config.on_stop == REMOVE)
         for task in running:
             task.cancel()
@@ -254,7 +254,7 @@ async def _all_heard(agent: Agent, informers: Informers, node: NodeObject, plugi
         await plugins.first_round(_DRIVERS_S)
 
 
-async def _drained(agent: Agent, node: NodeObject) -> bool:
+async def _drained(agent: Agent, node: NodeObject, stop: asyncio.Event) -> bool:
     """Whether nothing of this node's pods is left, where that was asked for. A Node that is removed no longer says
     which volumes are in use, so they would be detached while they are mounted."""
     config = agent.config
@@ -262,12 +262,23 @@ async def _drained(agent: Agent, node: NodeObject) -> bool:
         return False
     node.set_ready(False, "KubeletNotReady", "the node agent is being stopped")  # so no more pods are sent here
     ends_at = time.monotonic() + config.drain_timeout_s
-    are_stopped = await agent.pods.drain(config.drain_timeout_s)
-    are_gone = await agent.volumes.all_gone(max(1.0, ends_at - time.monotonic()))
+    hurrying = asyncio.create_task(_hurry(agent, stop), name="hurry")
+    try:
+        are_stopped = await agent.pods.drain(config.drain_timeout_s)
+        are_gone = await agent.volumes.all_gone(max(1.0, ends_at - time.monotonic()))
+    finally:
+        hurrying.cancel()
     is_empty = are_stopped and are_gone and not agent.pods.is_running
     if config.on_stop == REMOVE and not is_empty:
         log.error("node is not removed: pods or volumes are left on it", node=config.node_name)
     return is_empty
+
+
+async def _hurry(agent: Agent, stop: asyncio.Event) -> None:
+    """Kill containers, without their grace, as soon as the agent is asked to stop a second time."""
+    if isinstance(stop, StopEvent):
+        await stop.hurry.wait()
+        agent.pods.hurry()
 
 
 async def _first_wishes(agent: Agent) -> None:

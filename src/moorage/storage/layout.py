@@ -166,7 +166,10 @@ class PoolLayout:
         try:
             raw = read_file(path)
         except FileNotFoundError:
-            return self._make_new(path, scope)
+            made = self._make_new(path, scope)
+            if made is not None:
+                return made
+            raw = read_file(path)  # another process made the pool meanwhile
         record = decoded(raw, PoolRecord, path)
         target = max(migrations, default=FORMAT - 1) + 1 if migrations else FORMAT
         if record.format > target:
@@ -184,9 +187,11 @@ class PoolLayout:
             replace_file(path, encoded(record))
         return record
 
-    def _make_new(self, path: str, scope: str) -> PoolRecord:
-        known = {*DIRECTORIES, "lock", "lost+found", "guests", "pool.json.new"}
-        strangers = sorted(name for name in os.listdir(self.root) if name not in known)
+    def _make_new(self, path: str, scope: str) -> PoolRecord | None:
+        """Make a pool of an empty directory. Returns None if another process made it at the same time."""
+        known = {*DIRECTORIES, "lock", "lost+found", "guests"}
+        names = [name for name in os.listdir(self.root) if not name.startswith("pool.json")]
+        strangers = sorted(name for name in names if name not in known)
         if strangers:
             raise PoolUnusable(
                 f"pool {self.name}: {self.root} is no pool and not empty (it holds {strangers[0]!r}); "
@@ -194,7 +199,15 @@ class PoolLayout:
             )
         self._make_directories()
         record = PoolRecord(FORMAT, str(uuid.uuid4()), scope)
-        replace_file(path, encoded(record))
+        draft = f"{path}.{record.id}"
+        write_file(draft, encoded(record))
+        try:
+            os.link(draft, path)  # fails if the name exists, unlike a rename
+        except FileExistsError:
+            return None
+        finally:
+            os.unlink(draft)
+        fsync_path(os.fspath(self.root))
         return record
 
     def _make_directories(self) -> None:

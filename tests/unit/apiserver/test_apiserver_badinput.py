@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moorage.testing import serve
 
+MERGING = {"Content-Type": "application/merge-patch+json"}
 MAPS = "/api/v1/namespaces/default/configmaps"
 
 
@@ -63,6 +64,29 @@ async def test_unknown_fields_are_refused_warned_about_or_ignored(api):
     body["metadata"]["name"] = "b"
     async with api.session.post(MAPS + "?fieldValidation=Ignore", json=body) as response:
         assert (response.status, response.headers.get("Warning")) == (201, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "is_warned"),
+    [
+        ("/apis/apps/v1/namespaces/default/deployments", "Deployment", True),
+        ("/apis/apps/v1/namespaces/default/statefulsets", "StatefulSet", True),
+        ("/apis/apps/v1/namespaces/default/daemonsets", "DaemonSet", True),
+        ("/apis/apps/v1/namespaces/default/replicasets", "ReplicaSet", True),
+        ("/apis/batch/v1/namespaces/default/jobs", "Job", True),
+        ("/apis/batch/v1/namespaces/default/cronjobs", "CronJob", True),
+        (MAPS, "ConfigMap", False),
+    ],
+)
+async def test_what_no_controller_runs_is_accepted_with_a_warning(api, path, kind, is_warned):
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template} if "/apps/" in path else {}
+    async with api.session.post(path, json={"metadata": {"name": "a"}, "spec": spec}) as response:
+        assert response.status == 201
+        warning = response.headers.get("Warning", "")
+        assert (f"this {kind} makes no pods here" in warning) == is_warned
+    async with api.session.patch(path + "/a", json={"metadata": {"labels": {"a": "b"}}}, headers=MERGING) as response:
+        assert (response.status, response.headers.get("Warning")) == (200, None)  # told once
 
 
 async def test_a_client_that_wants_only_protobuf_is_told_so_and_one_with_a_fallback_gets_json(api):

@@ -44,6 +44,29 @@ def test_several_nodes_share_their_pool_and_one_does_not():
     assert UpSettings(Path("/tmp/m"), nodes=2).node_names == ["node-1", "node-2"]
 
 
+def test_a_directory_that_others_may_write_to_is_refused_before_anything_is_made(tmp_path):
+    layout = DataLayout(tmp_path / "m")
+    layout.check_safe()  # there is nothing yet
+    layout.root.mkdir(mode=0o700)
+    layout.check_safe()
+    layout.root.chmod(0o777)
+    with pytest.raises(UsageError, match="can be written by others"):
+        layout.check_safe()
+    layout.root.rmdir()
+    layout.root.write_text("a file")
+    with pytest.raises(UsageError, match="is not a directory"):
+        layout.check_safe()
+
+
+@pytest.mark.root
+def test_a_directory_of_another_user_is_refused(tmp_path):
+    layout = DataLayout(tmp_path / "m")
+    layout.root.mkdir(mode=0o700)
+    os.chown(layout.root, 1000, 1000)
+    with pytest.raises(UsageError, match=r"belongs to another user \(uid 1000\)"):
+        layout.check_safe()
+
+
 def test_folders_are_for_their_owner_only(tmp_path):
     layout = DataLayout(tmp_path / "m")
     layout.make()

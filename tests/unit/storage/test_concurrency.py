@@ -118,3 +118,12 @@ def test_a_volume_that_appears_while_it_is_looked_for_is_not_damaged(pool, monke
 
     monkeypatch.setattr(layout, "read_record", late)
     assert pool.volumes.find(made.id) == made
+
+
+def test_nodes_that_start_together_make_one_shared_pool(tmp_path):
+    for attempt in range(20):
+        layouts = [layout.PoolLayout("shared", tmp_path / str(attempt)) for _ in range(8)]
+        with ThreadPoolExecutor(8) as threads:
+            records = list(threads.map(lambda one: one.open("shared", owner=True), layouts))
+        assert len({record.id for record in records}) == 1
+        assert not [name for name in os.listdir(tmp_path / str(attempt)) if name.startswith("pool.json.")]

@@ -39,6 +39,7 @@ class Kind:
     creates_on_update: bool = False
     tracks_generation: bool = False
     answers_deleted: bool = False  # DELETE answers with the object instead of a Status
+    lacks_controller: bool = False  # makes pods elsewhere; Moorage has no controller for it
     is_custom: bool = False
     verbs: tuple[str, ...] = VERBS
     selectable: tuple[str, ...] = ()
@@ -66,7 +67,8 @@ Defaulter = Callable[[Object], None]
 Validator = Callable[[Object, Object | None], list[FieldError]]
 
 # group/version Kind plural short-names scope flags; flags: status, meta (metadata through /status), strict (needs a
-# resourceVersion), create (PUT may create), gen (tracks generation), obj (DELETE answers with the object), scale
+# resourceVersion), create (PUT may create), gen (tracks generation), obj (DELETE answers with the object), scale, unrun
+# (makes pods, but not here)
 _TABLE = """
 v1 Namespace namespaces ns cluster status meta
 v1 Node nodes no cluster status meta
@@ -82,14 +84,14 @@ v1 PersistentVolumeClaim persistentvolumeclaims pvc ns status meta obj
 v1 LimitRange limitranges limits ns create
 v1 ResourceQuota resourcequotas quota ns status meta obj create
 v1 PodTemplate podtemplates - ns obj
-v1 ReplicationController replicationcontrollers rc ns status gen scale
-apps/v1 Deployment deployments deploy ns status gen scale
-apps/v1 ReplicaSet replicasets rs ns status gen scale
-apps/v1 StatefulSet statefulsets sts ns status gen scale
-apps/v1 DaemonSet daemonsets ds ns status gen
+v1 ReplicationController replicationcontrollers rc ns status gen scale unrun
+apps/v1 Deployment deployments deploy ns status gen scale unrun
+apps/v1 ReplicaSet replicasets rs ns status gen scale unrun
+apps/v1 StatefulSet statefulsets sts ns status gen scale unrun
+apps/v1 DaemonSet daemonsets ds ns status gen unrun
 apps/v1 ControllerRevision controllerrevisions - ns
-batch/v1 Job jobs - ns status gen
-batch/v1 CronJob cronjobs cj ns status gen
+batch/v1 Job jobs - ns status gen unrun
+batch/v1 CronJob cronjobs cj ns status gen unrun
 storage.k8s.io/v1 StorageClass storageclasses sc cluster obj
 storage.k8s.io/v1 VolumeAttachment volumeattachments - cluster status strict obj
 storage.k8s.io/v1 CSIDriver csidrivers - cluster strict gen obj
@@ -199,6 +201,7 @@ def _kind_from(words: list[str]) -> Kind:
         creates_on_update="create" in flags,
         tracks_generation="gen" in flags,
         answers_deleted="obj" in flags,
+        lacks_controller="unrun" in flags,
         selectable=_SELECTABLE.get(stored_as, ()),
         subresources=_SUBRESOURCES.get(stored_as, ()),
     )

@@ -82,6 +82,11 @@ class Operations:
             obj["metadata"]["managedFields"] = managed
         if obj["metadata"].get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
+        if call.kind.lacks_controller:
+            call.warnings.append(
+                f"Moorage runs no controller for {call.kind.plural}: this {call.kind.name} makes no pods here, unless "
+                "another controller does it. Create the pods themselves"
+            )
         generate = obj["metadata"].get("generateName") if not obj["metadata"].get("name") else None
         last: StatusError | None = None
         for _ in range(8 if generate else 1):

@@ -178,6 +178,12 @@ class PodManager:
             log.warning("pod was not stopped in time", task=task.get_name())
         return not late
 
+    def hurry(self) -> None:
+        """Kill what is being drained: no container has any grace left."""
+        for worker in self.workers.values():
+            worker.is_hurried = True
+            worker.wake()
+
     def _worker(self, uid: PodUid) -> PodWorker:
         worker = self.workers.get(uid)
         if worker is None:

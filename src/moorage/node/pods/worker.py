@@ -85,6 +85,7 @@ class PodWorker:
         self.pod: Pod | None = None
         self.is_gone = False  # no object in the API any more
         self.is_draining = False  # the agent stops and takes its pods with it
+        self.is_hurried = False  # it does so at once
         self.is_done = False
         self.containers: dict[str, list[RunningContainer]] = {}
         self._tools = tools
@@ -364,6 +365,8 @@ class PodWorker:
 
     def _grace(self) -> float:
         pod = self.pod
+        if self.is_hurried:
+            return 0.0
         if pod is None or self.is_gone:
             return _ORPHAN_GRACE_S
         asked = pod.metadata.deletion_grace_period_seconds
