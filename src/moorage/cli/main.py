@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "controllers": ("moorage.cli.controllers", "Run the cluster-side controllers."),
     "node": ("moorage.cli.node", "Run the node agent."),
     "apiserver": ("moorage.cli.apiserver", "Run the embedded API server alone."),
+    "driver": ("moorage.cli.driver", "Write a CSI driver in Python: a new project, and the loop of edit and run."),
     "check": ("moorage.cli.check", "Check any CSI driver against the contract."),
     "explain": ("moorage.cli.explain", "Say why an object is where it is, and what to do."),
     "trace": ("moorage.cli.trace", "Tell what happened to an object, and where the time went."),

@@ -1,0 +1,1 @@
+../../src/moorage/authoring/kinds/block.py
