@@ -8,32 +8,51 @@ import termios
 import tty
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moorage import log
-from moorage.authoring.loop import DriverLoop, LoopSettings
 from moorage.authoring.project import KINDS, SIDECARS, Project, write
-from moorage.cli import show
+from moorage.cli import extras, show
+from moorage.cli.app import App, Output
 from moorage.host.safe_remove import temporary_directory
 from moorage.process import stop_event
 
-app = typer.Typer(no_args_is_help=True, help="Write a CSI driver in Python.")
+if TYPE_CHECKING:
+    from moorage.authoring.loop import LoopSettings
+
+app = App(no_args_is_help=True)
+
+
+@app.callback()
+def driver() -> None:
+    """Write a CSI driver in Python: a new project, and the loop of edit, run and check.
+
+    Examples:
+
+      moorage driver new my-disks --kind block
+
+      moorage driver run my-disks/driver.py
+    """
 
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the driver: a-z, 0-9 and -.")],
+    name: Annotated[str, typer.Argument(help="Name of the driver, of a-z, 0-9 and -.")],
     kind: Annotated[str, typer.Option(help=f"What a volume is: {', '.join(KINDS)}.")] = "directory",
-    domain: Annotated[str, typer.Option(help="Your domain; the driver is called NAME.DOMAIN.")] = "example.org",
+    domain: Annotated[str, typer.Option(help="Your domain. The driver is called NAME.DOMAIN.")] = "example.org",
     sidecars: Annotated[str, typer.Option(help=f"Of the manifests: {' or '.join(SIDECARS)}.")] = "moorage",
-    directory: Annotated[Path | None, typer.Option(help="Where to write it (default: NAME).")] = None,
-    output: show.Output = "text",
+    directory: Annotated[Path | None, typer.Option(help="Where to write it. Otherwise NAME.")] = None,
+    output: Output = "text",
 ) -> None:
-    """Write a project with a driver that works: tests, image, manifests, pipeline.
+    """Write a project with a CSI driver that works: tests, image, manifests, pipeline.
 
-    Example: moorage driver new my-disks --kind block
+    Examples:
+
+      moorage driver new my-files
+
+      moorage driver new my-disks --kind block --sidecars official
     """
     as_json = show.check_output(output)
     place = directory or Path(name)
@@ -51,12 +70,10 @@ def new(
 @app.command()
 def run(
     script: Annotated[Path, typer.Argument(help="The driver, a Python file.")],
-    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the driver; repeatable.")] = None,
-    check_flag: Annotated[
-        list[str] | None, typer.Option(help="A flag of `moorage check`, for key c; repeatable.")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where cluster and driver keep their state (default: temporary).")
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the driver.")] = None,
+    check_flag: Annotated[list[str] | None, typer.Option(metavar="FLAG", help="Flag of `moorage check`.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Directory for the state of cluster and driver. Otherwise a temporary one.")
     ] = None,
     cluster: Annotated[bool, typer.Option(help="Run a cluster of its own around the driver.")] = True,
     verbose: Annotated[
@@ -68,14 +85,20 @@ def run(
     Each call is a line: who made it, its code, its seconds. A line in red says where the driver breaks the contract.
     Keys: c runs `moorage check` on the driver, r restarts it, q ends.
 
-    Example: moorage driver run ./driver.py
+    Examples:
+
+      moorage driver run ./driver.py
+
+      moorage driver run ./driver.py --option root=/mnt --check-flag=--block
     """
+    extras.require("driver run")
+    from moorage.authoring.loop import LoopSettings  # loads a whole cluster
+
     with contextlib.ExitStack() as stack:
-        if data_dir is None:
-            data_dir = stack.enter_context(temporary_directory("moorage-driver-"))
+        place = keep or stack.enter_context(temporary_directory("moorage-driver-"))
         settings = LoopSettings(
             script.absolute(),
-            data_dir.absolute(),
+            place.absolute(),
             option or (),
             check_flag or (),
             has_cluster=cluster,
@@ -85,7 +108,9 @@ def run(
         asyncio.run(_run(settings))
 
 
-async def _run(settings: LoopSettings) -> None:
+async def _run(settings: "LoopSettings") -> None:
+    from moorage.authoring.loop import DriverLoop  # loads a whole cluster
+
     loop = DriverLoop(settings, lambda text, style: show.say(text, style=style), stop_event())
     with _keys(loop.press):
         await loop.run()

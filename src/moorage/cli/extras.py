@@ -20,6 +20,7 @@ NEEDS = {
     "apiserver": ("apiserver",),
     "controllers": ("controllers",),
     "demo": tuple(EXTRAS),
+    "driver run": tuple(EXTRAS),
     "node": ("node",),
     "sidecars": ("controllers",),
     "ui": ("ui",),

@@ -10,7 +10,14 @@ from dataclasses import replace
 from moorage.errors import InvalidRequest
 from moorage.sdk import model
 from moorage.sdk.driver import Driver
-from moorage.sdk.errors import AlreadyExists, FailedPrecondition, NotFound, OutOfRange
+from moorage.sdk.errors import (
+    AlreadyExists,
+    DriverError,
+    FailedPrecondition,
+    NotFound,
+    OutOfRange,
+    ResourceExhausted,
+)
 from moorage.sdk.model import (
     Access,
     Attachment,
@@ -75,8 +82,11 @@ class ControllerHooks(ControllerOperations):
         else:
             request = await self._with_size_of_source(request, request.source)
             made = await self._run(self._driver.copy_volume, request)
-        if not request.size.admits(made.size_bytes):
-            raise OutOfRange(f"volume {made.id} has {made.size_bytes} bytes, which the request does not admit")
+        try:
+            _check_made(request, made)
+        except DriverError:
+            await self._run(self._driver.delete_volume, made.id)
+            raise
         self._records.keep_volume(made)
         return made
 
@@ -258,6 +268,14 @@ def why_unsupported(driver: Driver, access: Access) -> str:
     if access.mode.is_multi_node and not access.mode.is_read_only and not driver.supports_multi_node:
         return f"this driver cannot give a volume to several nodes ({access.mode.name})"
     return ""
+
+
+def _check_made(wanted: model.CreateVolume, made: Volume) -> None:
+    """Raise OutOfRange or ResourceExhausted if a new volume is not what the request asks for."""
+    if not wanted.size.admits(made.size_bytes):
+        raise OutOfRange(f"volume {made.id} has {made.size_bytes} bytes, which the request does not admit")
+    if wanted.requisite and made.topology and not any(map(made.is_usable_in, wanted.requisite)):
+        raise ResourceExhausted(f"volume {made.id} would not be usable in any of the required places")
 
 
 def _check_compatible(wanted: model.CreateVolume, found: Volume) -> None:

@@ -114,6 +114,13 @@ class Volume:
     source: Source | None = None
     topology: Sequence[Segments] = ()  # where it can be used; empty: everywhere
 
+    def is_usable_in(self, place: Segments) -> bool:
+        """Return whether the volume can be used in a place. Keys are compared without regard to case."""
+        given = {key.lower(): value for key, value in place.items()}
+        return not self.topology or any(
+            all(given.get(key.lower()) == value for key, value in own.items()) for own in self.topology
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateVolume:

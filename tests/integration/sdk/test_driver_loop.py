@@ -34,7 +34,7 @@ class Session:
         self.lines = []
         self.script = directory / "driver.py"
         self.script.write_text(PROGRAM)
-        flags = ("--only", "Identity")
+        flags = ("--only", "Identity.*")
         self.settings = LoopSettings(self.script, directory / "run", has_cluster=has_cluster, check_flags=flags)
         self.stop = asyncio.Event()
         self.loop = DriverLoop(self.settings, lambda text, style: self.lines.append(text), self.stop)

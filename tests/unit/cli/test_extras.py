@@ -95,5 +95,5 @@ def test_extras_are_those_of_the_package():
     assert set(optional["all"]) == {requirement for extra in EXTRAS for requirement in optional[extra]}
     for extra, modules in EXTRAS.items():
         assert modules_of(optional[extra]) == set(modules)
-    assert set(NEEDS) - {"volume export", "volume import"} <= set(COMMANDS)
+    assert set(NEEDS) - {"driver run", "volume export", "volume import"} <= set(COMMANDS)
     assert not modules_of(PYPROJECT["project"]["dependencies"]) & BLOCKED

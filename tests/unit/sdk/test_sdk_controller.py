@@ -274,3 +274,22 @@ async def test_two_processes_cannot_share_a_state_directory(tmp_path, client):
     with pytest.raises(Exception, match="in use by another process"):
         async with serve(Memory(), f"unix://{tmp_path}/other.sock", Environment("n1", tmp_path / "state")):
             pass
+
+
+async def test_a_volume_that_would_be_elsewhere_or_too_small_is_removed_again(tmp_path):
+    class Here(Memory):
+        async def create_volume(self, request):
+            return request.volume(GIB, topology=[{"Zone": "a"}])
+
+    driver = Here()
+    async with served(tmp_path, driver) as client:
+        elsewhere = pb.TopologyRequirement(requisite=[pb.Topology(segments={"zone": "b"})])
+        here = pb.TopologyRequirement(
+            requisite=[*elsewhere.requisite, pb.Topology(segments={"zone": "a", "rack": "1"})]
+        )
+        await refused("RESOURCE_EXHAUSTED", client.CreateVolume(wanted(accessibility_requirements=elsewhere)))
+        await refused("OUT_OF_RANGE", client.CreateVolume(wanted(size=2 * GIB)))
+        assert len(driver.made) == 2
+        assert all(each.startswith("-") for each in driver.made)
+        made = await client.CreateVolume(wanted(accessibility_requirements=here))
+        assert made.volume.accessible_topology[0].segments == {"Zone": "a"}
