@@ -76,9 +76,7 @@ def run(
         Path | None, typer.Option(help="Directory for the state of cluster and driver. Otherwise a temporary one.")
     ] = None,
     cluster: Annotated[bool, typer.Option(help="Run a cluster of its own around the driver.")] = True,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show also calls that are made all the time.")
-    ] = False,
+    all_calls: Annotated[bool, typer.Option("--all-calls", help="Show also calls that are made all the time.")] = False,
 ) -> None:
     """Run a driver under a cluster of its own, restart it when its file is saved, and watch its calls.
 
@@ -102,7 +100,7 @@ def run(
             option or (),
             check_flag or (),
             has_cluster=cluster,
-            shows_all=verbose,
+            shows_all=all_calls,
         )
         log.configure("warning")
         asyncio.run(_run(settings))
