@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from moorage.authoring.proxy import Call
+from moorage.authoring.proxy import ObservedCall
 from moorage.host import mountinfo
 
 
@@ -23,7 +23,7 @@ class ContractWatch:
         self._places: dict[str, set[str]] = {}  # where each volume is staged or published
         self._who: Any = None
 
-    def warnings_of(self, call: Call) -> list[str]:
+    def warnings_of(self, call: ObservedCall) -> list[str]:
         """Return what is wrong with an answer that was OK; nothing is said about errors."""
         check = getattr(self, f"_after_{call.method}", None)
         if call.code != "OK" or check is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.authoring.contract import ContractWatch
-from moorage.authoring.proxy import Call, ObservingProxy
+from moorage.authoring.proxy import ObservedCall, ObservingProxy
 from moorage.cluster.run import Cluster
 from moorage.cluster.settings import UpSettings
 from moorage.csi.endpoint import is_live
@@ -208,7 +208,7 @@ class DriverLoop:
             "The driver failed a check." if failed else "The driver passed every check.", "red" if failed else "bold"
         )
 
-    def _observe(self, call: Call) -> None:
+    def _observe(self, call: ObservedCall) -> None:
         # While the driver is restarted, callers try again all the time.
         is_usual = call.code in ("OK", "UNAVAILABLE") and call.method.endswith(_QUIET)
         if not is_usual or self._settings.shows_all:

@@ -35,7 +35,7 @@ _LONGEST_CALL_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ObservedCall:
     """One call and its answer; `response` is None if it failed."""
 
     method: str
@@ -73,7 +73,7 @@ class _Refused(MoorageError):
 class ObservingProxy:
     """Serves one socket and passes calls on to another; use as `async with`."""
 
-    def __init__(self, path: Path, driver: Path, observe: Callable[[Call], None]) -> None:
+    def __init__(self, path: Path, driver: Path, observe: Callable[[ObservedCall], None]) -> None:
         self.path = path
         self._driver = driver
         self._observe = observe
@@ -109,9 +109,9 @@ class ObservingProxy:
                 response = await self._client.call(name, request, _LONGEST_CALL_S if left is None else left)
             except CsiError as error:
                 seconds = time.perf_counter() - began
-                self._observe(Call(name, request, None, error.code, error.message, seconds))
+                self._observe(ObservedCall(name, request, None, error.code, error.message, seconds))
                 raise _Refused(error) from error
-            self._observe(Call(name, request, response, "OK", "", time.perf_counter() - began))
+            self._observe(ObservedCall(name, request, response, "OK", "", time.perf_counter() - began))
             return response
 
         return answer
@@ -126,7 +126,7 @@ class ObservingProxy:
                 code, message = error.code, error.message
                 raise _Refused(error) from error
             finally:
-                self._observe(Call(name, request, None, code, message, time.perf_counter() - began))
+                self._observe(ObservedCall(name, request, None, code, message, time.perf_counter() - began))
 
         return answer
 

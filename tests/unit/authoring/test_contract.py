@@ -3,12 +3,12 @@
 import pytest
 
 from moorage.authoring.contract import ContractWatch
-from moorage.authoring.proxy import Call
+from moorage.authoring.proxy import ObservedCall
 from moorage.csi import csi_pb2 as pb
 
 
 def call(method, request, response, code="OK"):
-    return Call(method, request, response, code, "", 0.01)
+    return ObservedCall(method, request, response, code, "", 0.01)
 
 
 def created(volume_id="v1", size=100, required=0, limit=0, **context):

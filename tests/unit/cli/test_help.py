@@ -13,6 +13,7 @@ from moorage.cli import main
 
 # A flag that means something else in another command, and so has other words there.
 OF_THEIR_OWN = {
+    "--kind": ("driver new",),
     "--skip": {"check"},
     "--verbose": {"check"},
     "--list": {"check"},
