@@ -429,3 +429,17 @@ async def test_kubectl_auth_whoami_shows_the_impersonated_user(cluster):
         "groups": ["system:serviceaccounts", "system:serviceaccounts:a", "system:authenticated"],
         "extra": {"some/key": ["v"]},
     }
+
+
+async def test_an_account_with_very_many_rules_holds_up_no_request(cluster):
+    writer = await cluster.account("writer", WRITES_RBAC, rule("get", "configmaps"))
+    names = [rule("get", "configmaps", names=f"c{n}") for n in range(4_000)]
+    assert (await writer("POST", ROLES, role(*names, name="many")))[0] == 201
+    for n in range(8):
+        await cluster.admin.make(BINDINGS, binding("Role", "many", "writer", f"b{n}"))
+    with no_stall():
+        assert (await writer("GET", f"{NS}/secrets"))[0] == 403
+        assert (await writer("GET", f"{NS}/configmaps/none"))[0] == 404
+        status, answer = await writer("POST", ROLES, role(*names, name="again"))
+    assert status == 403
+    assert "too many to compare" in answer["message"]

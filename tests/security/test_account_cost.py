@@ -89,6 +89,7 @@ BODIES = [
     ("anchors", YAML, "".join(f"a{n}: &x{n} 1\n" for n in range(20_000)), 422),
     ("many documents", YAML, "--- a\n" * 100_000, 400),
     ("quotes", YAML, '"' + '\\"' * 400_000, 400),
+    ("no UTF-8", "application/json", b'{"a":"\xff"}', 400),
     ("empty lists", "application/json", "[" + "[]," * 1_000_000 + "[]]", 413),
     ("depth", "application/json", "[" * 1_500_000, 413),
     ("closed depth", "application/json", '{"a":' * 5000 + "1" + "}" * 5000, 400),

@@ -92,7 +92,7 @@ class UpSettings:
             held = msgspec.json.decode(record.read_bytes(), type=ClusterRecord)
         except FileNotFoundError:
             held = ClusterRecord("shared" if self.is_shared else "node", is_ours=not self.driver)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{record} is damaged ({error}); remove it, or give another --data-dir") from error
         where = f"{self.data_dir} holds a cluster"
         if held.is_ours == bool(self.driver):

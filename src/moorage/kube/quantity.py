@@ -19,7 +19,8 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "
 # Kubernetes lets the digits be missing ("." and "Ki" are zero); validation refuses such sizes, not the parser.
 _SYNTAX = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 _NANO = Decimal("1e-9")
-_MAX = Decimal(2**63 - 1)
+_MOST_BYTES = 2**63 - 1
+_MAX = Decimal(_MOST_BYTES)
 _MAX_DIGITS = 256  # a bound that no real amount reaches: the work for hostile text stays small
 _MAX_EXPONENT = 256
 _EXACT = Context(prec=1024)
@@ -100,8 +101,9 @@ def canonical_text(text: str, is_amount: bool = False) -> str:
 
 
 def bytes_of(text: str | int | float | None) -> int:
-    """The size in bytes that a quantity stands for, rounded up; nothing is 0."""
-    return Quantity.parse(text).value if text is not None and text != "" else 0
+    """Return the size in bytes that a quantity stands for, rounded up; nothing is 0, and CSI counts up to 63 bits."""
+    found = Quantity.parse(text).value if text is not None and text != "" else 0
+    return max(-_MOST_BYTES, min(found, _MOST_BYTES))
 
 
 def bytes_text(size_bytes: int) -> str:

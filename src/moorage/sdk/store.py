@@ -54,7 +54,7 @@ class Store:
             return msgspec.json.decode(path.read_bytes())
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedDocument(f"{path} is damaged: {error}") from error
 
     def put(self, key: str, document: Any) -> None:

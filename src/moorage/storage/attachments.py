@@ -137,7 +137,7 @@ class Attachments:
             raise NodeNotFound(node_id, self._context.config.name) from None
         try:
             return msgspec.json.decode(raw, type=_Node)
-        except msgspec.DecodeError as failed:
+        except (msgspec.DecodeError, UnicodeDecodeError) as failed:
             raise DamagedRecord(self._node_directory(node_id), str(failed)) from failed
 
     # --- attaching -------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class _Cas:
                 continue  # two generations passed while we looked; over a network, that may be a stale handle
             try:
                 return number, msgspec.json.decode(raw, type=_State)
-            except msgspec.DecodeError as failed:
+            except (msgspec.DecodeError, UnicodeDecodeError) as failed:
                 raise DamagedRecord(path, str(failed)) from failed
         raise Busy(f"{self._directory} changes too fast to be read; try again")
 
@@ -395,7 +395,7 @@ class _Cas:
     def _is_ours(self, place: str, wanted: _State) -> bool:
         try:
             return msgspec.json.decode(_content(place), type=_State).nonce == wanted.nonce
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return False
         except OSError as failed:
             if failed.errno != errno.ESTALE:  # replaced meanwhile: the next look tells who has it

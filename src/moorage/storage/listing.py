@@ -78,7 +78,7 @@ def _row(pool: Pool, base: int, name: str, cuts: int) -> VolumeRow | None:
         if not os.path.isdir(os.path.join(pool.context.layout.volumes, name)):
             return None  # deleted meanwhile
         return _damaged(name, "the record is missing")
-    except (OSError, msgspec.DecodeError) as failed:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as failed:
         return _damaged(name, f"the record cannot be read: {failed}")
     used, problem = _used(pool, base, name, record)
     shared = 0
@@ -126,7 +126,7 @@ def _snapshot_counts(snapshots: str, groups: str) -> Counter[str]:
     for place in places:
         try:
             found[_cuts.decode(_read(f"{place}/snapshot.json")).volume_id] += 1
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
     return found
 

@@ -138,7 +138,7 @@ def decoded(raw: bytes, kind: type[R], path: Path | str, ident: str = "") -> R:
         raise DamagedRecord(path, "it is empty")
     try:
         record = msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as failed:  # ValidationError is one of these
+    except (msgspec.DecodeError, UnicodeDecodeError) as failed:  # ValidationError is one of these
         raise DamagedRecord(path, str(failed)) from failed
     if ident and getattr(record, "id", "") != ident:
         raise DamagedRecord(path, f"it says that it belongs to {getattr(record, 'id', '')!r}")

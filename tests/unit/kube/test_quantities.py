@@ -108,3 +108,8 @@ def test_bytes_survive_their_text(size):
 
 def test_nothing_is_zero_bytes():
     assert (bytes_of(None), bytes_of(""), bytes_of("0"), bytes_of(5), bytes_of("1.5Gi")) == (0, 0, 0, 5, 3 << 29)
+
+
+def test_a_size_in_bytes_fits_into_a_message_of_csi():
+    assert bytes_of("100E") == 2**63 - 1 == bytes_of("9e200")
+    assert bytes_of("-100E") == -(2**63) + 1

@@ -189,6 +189,7 @@ def test_a_group_with_a_missing_volume_is_not_made(pool):
         b'{"id": "other", "name": "v", "kind": "image", "size_bytes": 1, "created_ns": 1}',
         b'{"id": 5}',
         b"\xff\xfe",
+        b'{"id": "\xff"}',
     ],
 )
 def test_a_damaged_record_is_told_and_harms_nobody_else(pool, damage):

@@ -26,6 +26,7 @@ from moorage.apiserver.request.options import WriteGuard
 from moorage.kube.names import SERVING_CERTIFICATE
 
 _MOST_PARTS = 3000  # of the rules in one write; each is compared with every rule that the writer holds
+_MOST_COMPARISONS = 2_000_000
 _MOST_WORDS = 20_000  # verbs, resources, names and subjects in one write
 
 
@@ -92,9 +93,12 @@ class UserGuard(WriteGuard):
         return self.authorizer.decide(self.user, Attributes(verb, GROUP, resource, "", self.asked.namespace, name))
 
     def _check_held(self, wanted: Iterable[AccessRule], obj: Object) -> None:
-        held = _Held(self.authorizer.rules_of(self.user, self.asked.namespace))
+        held, wanted = _Held(self.authorizer.rules_of(self.user, self.asked.namespace)), list(wanted)
+        if held.most_alike * len(wanted) > _MOST_COMPARISONS:
+            why = f"its {len(wanted)} rules and those of user {self.user.name!r} are too many to compare"
+            raise forbidden(self.asked.resource, GROUP, obj["metadata"].get("name", ""), why)
         missing = [rule for rule in dict.fromkeys(wanted) if not held.covers(rule)]
-        if sum(rule.part_count for rule in missing) <= _MOST_PARTS:
+        if sum(rule.part_count for rule in missing) <= min(_MOST_PARTS, _MOST_COMPARISONS // held.most_alike):
             missing = [part for rule in missing for part in rule.parts() if not held.covers(part)]
         if missing:
             texts = "\n".join(_text(rule) for rule in missing[:20])
@@ -119,6 +123,11 @@ class _Held:
         for rule in rules:
             for resource in rule.resources or ("",):
                 self._by_resource.setdefault(resource, []).append(rule)
+
+    @property
+    def most_alike(self) -> int:
+        """Return with how many rules one rule may have to be compared, at least 1."""
+        return max(map(len, self._by_resource.values()), default=1)
 
     def covers(self, rule: AccessRule) -> bool:
         """Whether one of the rules grants everything that this rule grants."""

@@ -4,6 +4,7 @@ Owns: `AccessRule`, and `RbacIndex`, which follows the Roles and bindings in the
 Start reading at: `RbacIndex.rules_for`.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,7 @@ class AccessRule:
         return {key: sorted(value) for key, value in fields.items() if value}
 
 
+MOST_RULES = 20_000
 _ANY_NAME: frozenset[str] = frozenset()
 EVERYTHING = (
     AccessRule(frozenset("*"), frozenset("*"), frozenset("*")),
@@ -142,9 +144,16 @@ class RbacIndex:
         store.on_commit.append(self._on_commit)
 
     def rules_for(self, user: User, namespace: str) -> Iterator[AccessRule]:
-        """Return every rule that holds for a user in a namespace; an empty namespace is the cluster itself."""
+        """Return the rules that hold for a user in a namespace; an empty namespace is the cluster itself.
+
+        An account may bind itself to any number of Roles, and each request reads its rules: what is beyond MOST_RULES
+        grants nothing.
+        """
+        return itertools.islice(self._rules_for(user, namespace), MOST_RULES)
+
+    def _rules_for(self, user: User, namespace: str) -> Iterator[AccessRule]:
         subjects = (f"User:{user.name}", *(f"Group:{group}" for group in user.groups))
-        for where in {"", namespace}:
+        for where in dict.fromkeys(("", namespace)):  # the cluster first: no namespace displaces what it grants
             for subject in subjects:
                 for ref in self._refs.get((where, subject), {}).values():
                     yield from self.rules_of(ref, where) or ()

@@ -33,7 +33,7 @@ def json_from(data: bytes) -> Any:
     _check_count(data)
     try:
         found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"couldn't get version/kind; json parse error: {str(error)[:300]}") from error
     if data.count(b"{") + data.count(b"[") > LIMIT_DEPTH:
         check_depth(found)

@@ -24,6 +24,7 @@ log = get_logger(__name__)
 AGENT = "moorage-apiserver"  # what the server writes by itself is its own
 EVENT_LIFE = timedelta(hours=1)
 TRIM_S = 5.0
+_EVENTS_AT_A_TIME = 200
 
 
 class Housekeeper:
@@ -237,7 +238,9 @@ class Housekeeper:
         kind = self._registry.find("", "v1", "events")
         limit = (datetime.now(UTC) - EVENT_LIFE).strftime("%Y-%m-%dT%H:%M:%SZ")
         table = self._store.table("events")
-        for key in list(table.order):
+        for at, key in enumerate(list(table.order)):
+            if at % _EVENTS_AT_A_TIME == 0:
+                await asyncio.sleep(0)  # there may be very many, and requests must not wait for all of them
             record = table.records.get(key)
             if record is None or kind is None:
                 continue

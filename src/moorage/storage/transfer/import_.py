@@ -148,7 +148,7 @@ def state_of(volume: Volume) -> str:
         now = os.stat(volume.data)
     except FileNotFoundError:
         return ""
-    except msgspec.DecodeError as failed:
+    except (msgspec.DecodeError, UnicodeDecodeError) as failed:
         raise DamagedRecord(path, str(failed)) from failed
     for state in lineage.states:
         if (state.inode, state.mtime_ns) == (now.st_ino, now.st_mtime_ns):
@@ -294,7 +294,7 @@ def _prepare(place: str, header: Header, base: Path | None, begin: Position) -> 
         kept = msgspec.json.decode(read_file(os.path.join(place, _PROGRESS)), type=_Progress)
     except FileNotFoundError:
         pass
-    except msgspec.DecodeError as failed:
+    except (msgspec.DecodeError, UnicodeDecodeError) as failed:
         raise DamagedRecord(os.path.join(place, _PROGRESS), str(failed)) from failed
     else:
         if kept.stream != stream:
