@@ -15,6 +15,7 @@ import pytest
 from tests.support.plugin_caller import MIB, Caller, mounted
 from tests.support.stall import no_stall
 
+from moorage.cluster.layout import DataLayout
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
@@ -347,6 +348,15 @@ async def test_only_root_reaches_the_socket_the_pool_and_what_is_in_it(settings,
             assert open_to_others == []
     finally:
         os.umask(before)
+
+
+def test_folders_of_moorage_up_that_were_open_are_closed(tmp_path):
+    layout = DataLayout(tmp_path)
+    for folder in (layout.api, layout.logs, layout.run):
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+    layout.make()
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (layout.api, layout.logs, layout.run)} == {0o700}
 
 
 async def test_many_idle_clients_of_the_metrics_keep_no_probe_out():

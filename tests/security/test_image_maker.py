@@ -6,10 +6,11 @@ import struct
 import tracemalloc
 
 import pytest
-from tests.support.plugin_caller import MIB, Caller, block
+from tests.support.plugin_caller import MIB, Caller, block, from_snapshot, from_volume, mounted
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
+from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
 from moorage.host import filesystems, probe
 from moorage.plugin.run import serve
@@ -147,3 +148,23 @@ def test_such_an_image_is_checked_and_copied_like_any_other(tmp_path):
             data.write(superblock(*BOMBS["ext4-blocks-of-2^4294967295"]))
         pool.create_snapshot(CreateSnapshot("s", volume.id))
         assert not filesystems.is_full_size(volume.data, "ext4")
+
+
+@pytest.mark.root
+async def test_no_image_that_a_pod_wrote_is_mounted_as_a_filesystem(tmp_path):
+    """The kernel's filesystems trust their images; these bytes could be any."""
+    pools = {"default": tmp_path / "pool"}
+    settings = PluginSettings(f"unix://{tmp_path}/csi.sock", "node-1", pools, overcommit=1000.0)
+    async with serve(settings) as parts, CsiClient(settings.endpoint, timeout_s=60) as client:
+        caller = Caller(client, tmp_path)
+        raw = (await caller.create("raw", block(), 8 * MIB)).volume_id
+        filesystems.mkfs(parts.pools.named().volumes.get(raw).data, "ext4")  # as a pod would on its device
+        cut = await caller.snapshot(raw)
+        with pytest.raises(CsiError) as caught:
+            await caller.stage(raw, mounted())
+        assert caught.value.code == "FAILED_PRECONDITION"
+        for number, source in enumerate((from_volume(raw), from_snapshot(cut.snapshot_id))):
+            with pytest.raises(CsiError) as caught:
+                await caller.create(f"copy{number}", mounted(), 8 * MIB, source=source)
+            assert caught.value.code == "INVALID_ARGUMENT"
+        await caller.leave()

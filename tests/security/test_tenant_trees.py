@@ -17,7 +17,9 @@ import pytest
 from tests.integration.conftest import filesystem, release_below
 from tests.support.plugin_caller import Caller, mounted
 
+from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
+from moorage.csi.errors import CsiError
 from moorage.host import dir_walk, libc, mounts
 from moorage.host.dir_walk import MountInTheWay, opened
 from moorage.host.safe_remove import remove_tree, temporary_directory
@@ -237,7 +239,7 @@ async def test_nested_directories_stop_neither_the_upkeep_nor_the_next_start_of_
     depth,
 ):
     place = disk / "pool"
-    settings = PluginSettings(f"unix://{tmp_path}/csi.sock", "node-1", {"default": place})
+    settings = PluginSettings(f"unix://{tmp_path}/csi.sock", "node-1", {"default": place}, trash_retention_s=0)
     with Pool.open(PoolConfig("default", place, background=False)) as pool:
         left = pool.create_volume(DIRECTORY)
         deep(left.data, depth)
@@ -320,7 +322,7 @@ def test_what_cannot_be_removed_is_reported_and_left_and_the_pool_opens(disk, ho
 
 
 def test_any_exception_leaves_the_thread_that_reclaims_alive(tmp_path, monkeypatch):
-    with Pool.open(PoolConfig("default", tmp_path / "pool", overcommit=1000.0)) as pool:
+    with Pool.open(PoolConfig("default", tmp_path / "pool", overcommit=1000.0, trash_retention_s=0)) as pool:
         seen = threading.Event()
 
         def failing():
@@ -328,7 +330,7 @@ def test_any_exception_leaves_the_thread_that_reclaims_alive(tmp_path, monkeypat
             raise RecursionError("as a hostile tree once caused")
 
         with monkeypatch.context() as patched:
-            patched.setattr(pool, "sweep", failing)
+            patched.setattr(pool.trash, "sweep", failing)
             pool._wake.set()
             assert seen.wait(10)
         pool.delete_volume(pool.create_volume(CreateVolume("v", required_bytes=MIB)).id)
@@ -336,6 +338,72 @@ def test_any_exception_leaves_the_thread_that_reclaims_alive(tmp_path, monkeypat
         while pool.trash.listed() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert pool.trash.listed() == []
+
+
+def test_an_fs_group_walks_over_many_directories_with_little_memory(tmp_path):
+    top = tmp_path / "top"
+    top.mkdir()
+    for number in range(1_500):
+        os.mkdir(top / f"{number:0200d}")
+    tracemalloc.start()
+    try:
+        assert ownership.apply_group(top, 4321) == 1_501
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MIB // 4
+    assert os.stat(top / f"{0:0200d}").st_gid == 4321
+
+
+def test_files_with_several_names_are_measured_once_and_without_a_table(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(MIB))
+    for number in range(7):
+        os.link(tmp_path / "a", tmp_path / f"b{number}")
+    assert MIB <= tree_bytes(str(tmp_path)) < MIB + 64 * 1024
+
+
+# --- names and contents ------------------------------------------------------------------------
+
+
+async def test_names_that_are_no_text_break_no_answer(disk, tmp_path, host_files):
+    """What cannot be copied or removed is named in errors and in the health of the pool, which are Unicode."""
+    pools = {"default": disk / "pool"}
+    settings = PluginSettings(f"unix://{tmp_path}/csi.sock", "node-1", pools, trash_retention_s=0)
+    async with serve(settings) as parts, CsiClient(settings.endpoint, timeout_s=60) as client:
+        caller = Caller(client, tmp_path)
+        volume = (await caller.create("v", parameters={"kind": "directory"})).volume_id
+        data = os.fsencode(disk / "pool" / "volumes" / volume / "data")
+        for name in (b"\xff\xfe", b"new\nline", b"\x1b[2J", "\u202e".encode(), b"n" * 255):
+            os.mkdir(data + b"/" + name)
+            open(data + b"/" + name + b"/" + name, "w").close()
+        cut = await caller.snapshot(volume)
+        await client.DeleteSnapshot(pb.DeleteSnapshotRequest(snapshot_id=cut.snapshot_id))
+        place = os.fsdecode(data + b"/\xff\xfe")
+        mounts.bind(host_files, place)
+        try:
+            with pytest.raises(CsiError, match="is a mount point") as caught:
+                await caller.snapshot(volume, "t")
+            assert caught.value.code == "FAILED_PRECONDITION"
+            await caller.delete(volume)
+            async with asyncio.timeout(30):
+                while not (found := parts.pools.named().health.pool()):
+                    await asyncio.sleep(0.02)
+            assert (found[0].reason, found[0].message.isprintable()) == ("CannotReclaim", True)
+            assert "CannotReclaim" in str(await client.NodeGetStorageHealth(pb.NodeGetStorageHealthRequest()))
+        finally:
+            release_below(disk)
+        assert (host_files / "secret").read_text() == SECRET
+
+
+def test_a_file_of_nothing_but_holes_is_copied_as_it_is(pool):
+    volume = pool.create_volume(DIRECTORY)
+    with open(volume.data / "bomb", "wb") as file:
+        file.truncate(8 << 40)
+        file.seek(4 << 40)
+        file.write(b"x")
+    cut = pool.create_snapshot(CreateSnapshot("s", volume.id))
+    found = os.stat(cut.data / "bomb")
+    assert (found.st_size, found.st_blocks * 512 < MIB) == (8 << 40, True)
 
 
 # --- special files -----------------------------------------------------------------------------
@@ -413,3 +481,47 @@ def test_a_volume_is_not_copied_or_deleted_while_it_is_staged(pool, monkeypatch)
         with pytest.raises(Busy):
             pool.delete_volume(volume.id)
     pool.create_snapshot(CreateSnapshot("s", volume.id))
+
+
+async def test_no_copy_at_rest_has_half_of_what_a_pod_wrote(disk, tmp_path):
+    """The pod writes one number into two files; snapshots race with its start and end."""
+    settings = PluginSettings(f"unix://{tmp_path}/csi.sock", "node-1", {"default": disk / "pool"})
+    async with serve(settings), CsiClient(settings.endpoint, timeout_s=60) as client:
+        caller = Caller(client, tmp_path)
+        volume = (await caller.create("v", parameters={"kind": "directory"})).volume_id
+        taken, stop = [], asyncio.Event()
+
+        async def copy_all_the_time():
+            while not stop.is_set():
+                with contextlib.suppress(CsiError):  # in use, or being staged
+                    taken.append((await caller.snapshot(volume, f"s{len(taken)}-{os.urandom(4).hex()}")).snapshot_id)
+
+        copying = asyncio.create_task(copy_all_the_time())
+        try:
+            for number in range(12):
+                target = await until_free(lambda: caller.up(volume))
+                (target / "a").write_text(str(number))
+                await asyncio.sleep(0)
+                (target / "b").write_text(str(number))
+                await until_free(lambda: caller.unpublish(volume))
+                await until_free(lambda: caller.unstage(volume))
+        finally:
+            stop.set()
+            await copying
+        assert taken
+        for ident in taken:
+            data = disk / "pool" / "snapshots" / ident / "data"
+            texts = [(data / name).read_text() if (data / name).exists() else "" for name in ("a", "b")]
+            assert texts[0] == texts[1]
+
+
+async def until_free(call):
+    """Repeat a call that is refused because another one on the volume is running, as the kubelet does."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await call()
+            except CsiError as error:
+                if error.code not in ("ABORTED", "UNAVAILABLE"):
+                    raise
+            await asyncio.sleep(0.01)

@@ -51,7 +51,7 @@ def run(
     inline_attributes: Annotated[
         str,
         typer.Option(metavar="NAMES", help="What pods may say of inline volumes: size, and keys of a StorageClass."),
-    ] = "size,fsType,kind",
+    ] = "size,fsType",
     inline_max_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest inline volume. 0: none are made.")
     ] = "10Gi",

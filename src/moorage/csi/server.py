@@ -220,7 +220,8 @@ class _Outcome:
         if error is None:
             return True
         if isinstance(error, MoorageError):
-            self.code, self.message = error.code, str(error)
+            # It may name files of a tenant, in any bytes; a status is Unicode.
+            self.code, self.message = error.code, str(error).encode("utf-8", "backslashreplace").decode()
             return True
         if not isinstance(error, Exception):
             self.code, self.message = "CANCELLED", "the caller went away"

@@ -262,8 +262,11 @@ def walk(way: DirWalk, *, skip_mounts: bool = False) -> Iterator[tuple[Moment, s
 
 
 def tree_bytes(top: int) -> Iterator[int]:
-    """Yield the bytes that each entry of a tree takes on disk. A file with several names counts once; mounts do not."""
-    seen: set[int] = set()
+    """Yield the bytes that each entry of a tree takes on disk. Mounts do not count.
+
+    Each name of a file counts for its part of it, so that all together are one file: a table of the files with several
+    names could be made as large as the tree's owner likes.
+    """
     with DirWalk(top) as way:
         for moment, name in walk(way, skip_mounts=True):
             if moment is Moment.LEAVING:
@@ -271,11 +274,7 @@ def tree_bytes(top: int) -> Iterator[int]:
             with contextlib.suppress(FileNotFoundError):
                 is_entry = moment is Moment.ENTRY
                 found = os.stat(name, dir_fd=way.fd, follow_symlinks=False) if is_entry else os.fstat(way.fd)
-                if is_entry and found.st_nlink > 1:
-                    if found.st_ino in seen:
-                        continue
-                    seen.add(found.st_ino)
-                yield found.st_blocks * 512
+                yield found.st_blocks * 512 // (max(1, found.st_nlink) if is_entry else 1)
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -47,7 +47,7 @@ class PluginSettings:
     http_endpoint: str = ""
     csi_version: str = "1.12"
     kubelet_dir: str = ""
-    inline_attributes: frozenset[str] = frozenset({"size", "fsType", "kind"})
+    inline_attributes: frozenset[str] = frozenset({"size", "fsType"})
     inline_max_bytes: int = 10 << 30
 
     @property

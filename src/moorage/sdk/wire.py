@@ -229,10 +229,10 @@ def storage_health_message(found: Sequence[StorageHealth]) -> pb.NodeGetStorageH
 
 
 def shortened(text: str, size: int = STRING_BYTES) -> str:
-    """Return a message that fits a field of an answer."""
-    raw = text.encode()
+    """Return a message that fits a field of an answer. Bytes that are no text, as in names of files, are escaped."""
+    raw = text.encode(errors="backslashreplace")
     if len(raw) <= size:
-        return text
+        return raw.decode()
     return raw[: max(0, size - 3)].decode(errors="ignore") + "…"  # which has 3 bytes
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from moorage.host.safe_remove import remove_tree
 from moorage.log import get_logger
+from moorage.printable import escaped
 
 log = get_logger(__name__)
 
@@ -37,7 +38,7 @@ class Leftovers:
         except Exception as failed:  # whatever a tenant has put there
             if path not in self.stuck:
                 log.error("tree cannot be removed", pool=self._pool, path=path, error=str(failed))
-            self.stuck[path] = str(failed)
+            self.stuck[path] = escaped(str(failed))  # it may name files of a tenant, in any bytes
             self._retry_at = time.monotonic() + _RETRY_S
             return False
         self.stuck.pop(path, None)

@@ -117,7 +117,7 @@ def test_plugins_of_nodes_mount_below_the_kubelet_only_and_limit_inline_volumes(
         if container["securityContext"].get("privileged"):
             found += 1
             assert "--kubelet-dir=$(KUBELET_DIR)" in container["args"], name
-            assert "--inline-attributes=size,fsType,kind" in container["args"], name
+            assert "--inline-attributes=size,fsType" in container["args"], name
             assert "--inline-max-size=10Gi" in container["args"], name
     assert found == 1
 

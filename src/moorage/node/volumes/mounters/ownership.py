@@ -75,43 +75,29 @@ class _Walk:
         self.refused, self.first_refusal = 0, ""
 
     def tree(self, top: int) -> None:
+        """Change everything below an open directory, then that. Names are read in batches, however many there are."""
         with DirWalk(top) as way:
-            levels = [self._files(top)]  # the directories to go into of each, from the top down to where the walk is
             while True:
-                if levels[-1]:
-                    if self._goes_down(way, levels[-1].pop()):
-                        levels.append(self._files(way.fd))
+                name = None
+                with self._passing_over(way.fd):
+                    name = way.next_name()
+                if name is not None:
+                    with self._passing_over(way.fd, name):
+                        self._visit(way, name)
                     continue
                 with self._passing_over(way.fd):
                     self._change(way.fd, self._bits | _DIRECTORY | stat.S_ISGID)
-                levels.pop()
-                if not levels:
+                if way.depth == 0:
                     return
                 way.up()
 
-    def _goes_down(self, way: DirWalk, name: str) -> bool:
-        with self._passing_over(way.fd, name):
-            try:
+    def _visit(self, way: DirWalk, name: str) -> None:
+        """Go into a directory; change anything else."""
+        if stat.S_ISDIR(os.stat(name, dir_fd=way.fd, follow_symlinks=False).st_mode):
+            with contextlib.suppress(NotADirectoryError):  # replaced while we walked
                 way.down(name)
-                return True
-            except NotADirectoryError:
-                self._entry(way.fd, name)  # replaced while we walked
-        return False
-
-    def _files(self, directory: int) -> list[str]:
-        """Change everything in a directory but directories; these are returned."""
-        names = []
-        for entry in self._listed(directory):
-            with self._passing_over(directory, entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name)
-                else:
-                    self._entry(directory, entry.name)
-        return names
-
-    def _listed(self, directory: int) -> Iterator[os.DirEntry[str]]:
-        with self._passing_over(directory), os.scandir(directory) as entries:
-            yield from entries
+                return
+        self._entry(way.fd, name)
 
     def _entry(self, directory: int, name: str) -> None:
         if self._is_right(os.stat(name, dir_fd=directory, follow_symlinks=False), self._bits):
