@@ -21,6 +21,7 @@ _SIZES = (
 _STEPS = ("Node*", "Orders.*", "Restart.during-publish", "Restart.keeps-data")
 
 FOLLOW_UPS: dict[str, tuple[str, ...]] = {
+    "Identity.name": ("Identity.version",),
     "CreateVolume.works": ("CreateVolume.*", "Claims.served"),
     "CreateVolume.restore": ("CreateVolume.clone", "CreateVolume.restore-*", "Data.restore*", "DeleteVolume.*outlive"),
     "CreateVolume.repeated": ("CreateVolume.*", "DeleteVolume.*", "Leaks.volumes", *_RESTARTS),

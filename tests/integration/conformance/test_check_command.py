@@ -3,24 +3,29 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from tests.support.mutants.catalogue import MUTANTS
 from tests.support.mutants.running import Mutant, no_bug, running
 
+from moorage.conformance.process import CannotRestart, listener_of
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
+from moorage.csi.endpoint import is_live
 from moorage.host import mountinfo
 from moorage.testing import until
 
 pytestmark = pytest.mark.root
 
+FOLDERS = Path(__file__).parents[3] / "examples" / "drivers" / "folders.py"
 COMMAND = (sys.executable, "-m", "moorage.cli.main", "check")
 
 
@@ -136,6 +141,30 @@ async def test_a_volume_that_was_there_before_is_never_deleted():
         async with CsiClient(f"unix://{mutant.path}") as client:
             left = [entry.volume.volume_id for entry in (await client.ListVolumes(pb.ListVolumesRequest())).entries]
         assert precious in left
+
+
+async def test_a_driver_is_killed_and_started_again_with_its_command(tmp_path):
+    endpoint = f"unix://{tmp_path}/csi.sock"
+    words = [sys.executable, str(FOLDERS), "--endpoint", endpoint, "--state-dir", str(tmp_path / "state")]
+    first = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await until(lambda: is_live(tmp_path / "csi.sock"))
+    only = ["--only", "Restart.keeps-volumes", "--restart-command", shlex.join(words)]
+    command = [*COMMAND, "--endpoint", endpoint, *only]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
+    last = listener_of(tmp_path / "csi.sock")
+    os.kill(last, signal.SIGTERM)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert first.wait(30) == -signal.SIGKILL
+    assert last != first.pid
+
+
+def test_this_process_is_never_taken_for_the_driver(tmp_path):
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.bind(os.fspath(tmp_path / "csi.sock"))
+        ours.listen()
+        with pytest.raises(CannotRestart, match="not visible from here"):
+            listener_of(tmp_path / "csi.sock")
 
 
 def test_the_list_names_every_check_without_a_driver():

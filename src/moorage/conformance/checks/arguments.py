@@ -112,9 +112,12 @@ def _needs_check(row: Row, field: str) -> Check:
     async def body(bench: Bench) -> None:
         request = full_request(bench, row.method)
         request.ClearField(field)
-        await expect(_send(bench, row.method, request), "INVALID_ARGUMENT")
+        await expect(_send(bench, row.method, request), "INVALID_ARGUMENT", *also)
 
-    rule = f"{row.method} without {field} is INVALID_ARGUMENT, before any object is looked up."
+    also = _ABSENT if field == "volume_path" else ()  # a driver may look the volume up before the path
+    rule = f"{row.method} without {field} is INVALID_ARGUMENT" + (
+        ", or NOT_FOUND if the volume does not exist." if also else ", before any object is looked up."
+    )
     return Check(f"{row.method}.needs-{field.replace('_', '-')}", rule, body, row.needs, Stage.QUICK)
 
 

@@ -43,8 +43,14 @@ async def unknown_node(bench: Bench) -> None:
     detach = pb.ControllerUnpublishVolumeRequest(
         volume_id=request.volume_id, node_id=request.node_id, secrets=bench.config.secrets
     )
-    bench.on_end("ControllerUnpublishVolume.works", lambda: bench.client.ControllerUnpublishVolume(detach))
-    await expect(bench.client.ControllerPublishVolume(request), "NOT_FOUND")
+    await expect(_attached_and_detached(bench, request, detach), "NOT_FOUND")
+
+
+async def _attached_and_detached(
+    bench: Bench, request: pb.ControllerPublishVolumeRequest, detach: pb.ControllerUnpublishVolumeRequest
+) -> None:
+    await bench.client.ControllerPublishVolume(request)
+    await bench.client.ControllerUnpublishVolume(detach)
 
 
 @check(

@@ -3,6 +3,7 @@
 Owns: names, versions and capabilities, and the consistency between claims.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,8 @@ from moorage.csi.errors import CsiError
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+
+_PROBE_S = 3.0
 
 _CLAIMED_CALLS = {
     "controller:CREATE_DELETE_VOLUME": ("CreateVolume", "DeleteVolume", "ValidateVolumeCapabilities"),
@@ -92,6 +95,23 @@ async def stable(bench: Bench) -> None:
 async def probe(bench: Bench) -> None:
     answer = await bench.client.Probe(pb.ProbeRequest())
     require(not answer.HasField("ready") or answer.ready.value, "ready is false")
+
+
+@check(
+    "Identity.probe-while-busy",
+    "Probe answers within 3 seconds while other calls are running, because a liveness probe waits no longer.",
+    "controller:CREATE_DELETE_VOLUME",
+)
+async def probe_while_busy(bench: Bench) -> None:
+    with bench.given("CreateVolume.works"):
+        pass
+    work = asyncio.gather(*(bench.make(bench.create_request()) for _ in range(4)))
+    try:
+        for _ in range(10):
+            await bench.client.Probe(pb.ProbeRequest(), _PROBE_S)
+    finally:
+        await asyncio.wait([work])
+    work.result()
 
 
 @check(

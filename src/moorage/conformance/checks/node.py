@@ -146,15 +146,24 @@ async def needs_staging(bench: Bench) -> None:
     await expect(bench.client.NodePublishVolume(request), "FAILED_PRECONDITION", "INVALID_ARGUMENT")
 
 
+@check("NodePublishVolume.long-path", "Paths of more than 128 bytes can be published at.", CREATE, NODE)
+async def long_path(bench: Bench) -> None:
+    await _published_at(bench, "x" * 150)
+
+
 @check(
-    "NodePublishVolume.long-path",
-    "Paths of more than 128 bytes, with blanks and letters of any language, can be published at.",
+    "NodePublishVolume.odd-path",
+    "Paths with blanks, backslashes and letters of any language can be published at, and unpublished.",
     CREATE,
     NODE,
 )
-async def long_path(bench: Bench) -> None:
+async def odd_path(bench: Bench) -> None:
+    await _published_at(bench, " ünï\\040 ")
+
+
+async def _published_at(bench: Bench, end: str) -> None:
     placed = await place(bench, publish=False)
-    target = f"{placed.target} ünï\\{'x' * 150}"
+    target = placed.target + end
     await placed.publish(target)
     await placed.unpublish(target)
     placed.must_be_gone(target)
