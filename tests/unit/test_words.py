@@ -18,7 +18,6 @@ STILL_THERE = {
     "moorage/cli": 5,
     "moorage/cluster": 3,
     "moorage/host": 20,
-    "moorage/insight": 32,
     "moorage/node": 95,
     "moorage/storage": 26,
     "moorage/upkeep": 3,

@@ -5,7 +5,9 @@ Start reading at: `ClusterView`.
 """
 
 import time
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from moorage.kube.objects import (
     CSIDriver,
@@ -27,6 +29,8 @@ from moorage.kube.objects import (
     seconds_of,
 )
 from moorage.kube.volumes import claims_of
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -51,6 +55,16 @@ class ClusterView:
     asked_secrets: dict[str, bool] = field(default_factory=dict)
     now: float = field(default_factory=time.time)
     unreadable: dict[str, str] = field(default_factory=dict)  # kind -> why it could not be read
+    is_complete: bool = False  # nothing will be added: what is looked up often may be grouped once
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returns. A complete view calls it once for each key."""
+        if not self.is_complete:
+            return make()
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("T", self._made[key])
 
     def events_of(self, obj: KubeObject) -> list[Event]:
         """Return the events about exactly this object, newest first. Those of a node may hold its name as the uid."""
@@ -72,7 +86,15 @@ class ClusterView:
 
     def pods_of(self, claim: PersistentVolumeClaim) -> list[Pod]:
         """Return the pods that use a claim and have not finished."""
-        return [pod for pod in self.pods.values() if claim.key in claims_of(pod) and not pod.is_terminated]
+        return [pod for pod in self.pods_naming(claim.key) if not pod.is_terminated]
+
+    def pods_naming(self, claim_key: str) -> list[Pod]:
+        """Return the pods that use a claim, finished ones included."""
+
+        def by_claim() -> dict[str, list[Pod]]:
+            return grouped((key, pod) for pod in self.pods.values() for key in claims_of(pod))
+
+        return self.once("pods by claim", by_claim).get(claim_key, [])
 
     def claims_used_by(self, pod: Pod) -> list[PersistentVolumeClaim]:
         return [self.claims[key] for key in claims_of(pod) if key in self.claims]
@@ -82,7 +104,25 @@ class ClusterView:
         return [self.volumes[name] for name in names if name in self.volumes]
 
     def attachments_of(self, volume: PersistentVolume) -> list[VolumeAttachment]:
-        return [a for a in self.attachments.values() if a.spec.source.persistent_volume_name == volume.name]
+        def by_volume() -> dict[str, list[VolumeAttachment]]:
+            found = self.attachments.values()
+            return grouped((each.spec.source.persistent_volume_name or "", each) for each in found)
+
+        return self.once("attachments by volume", by_volume).get(volume.name, [])
+
+    def attachments_on(self, node: str) -> list[VolumeAttachment]:
+        def by_node() -> dict[str, list[VolumeAttachment]]:
+            return grouped((each.spec.node_name, each) for each in self.attachments.values())
+
+        return self.once("attachments by node", by_node).get(node, [])
+
+    def events_with(self, reason: str) -> list[Event]:
+        """Return all events with a reason, of whatever object."""
+
+        def by_reason() -> dict[str, list[Event]]:
+            return grouped((event.reason, event) for events in self.events.values() for event in events)
+
+        return self.once("events by reason", by_reason).get(reason, [])
 
     def is_fresh(self, lease: Lease) -> bool:
         """Whether the leader has renewed its lease in time."""
@@ -91,11 +131,23 @@ class ClusterView:
 
     def is_installed(self, driver: str) -> bool:
         """Whether anything in the cluster knows the driver."""
-        return driver in self.drivers or any(self.has_driver(name, driver) for name in self.node_drivers)
+
+        def on_nodes() -> set[str]:
+            return {entry.name for found in self.node_drivers.values() for entry in found.spec.drivers}
+
+        return driver in self.drivers or driver in self.once("drivers on nodes", on_nodes)
 
     def has_driver(self, node: str, driver: str) -> bool:
         found = self.node_drivers.get(node)
         return found is not None and any(entry.name == driver for entry in found.spec.drivers)
+
+
+def grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    """Return the values of each key."""
+    found: dict[str, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def last_seen(event: Event) -> float:

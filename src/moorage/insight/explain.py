@@ -137,7 +137,10 @@ def _story_of_workload(found: Workload | None, shown: str, namespace: str) -> St
 
 
 async def explain_all(client: Client) -> list[Story]:
-    """The stories of everything that is stuck, each told once, from where it begins."""
+    """Return the stories of everything that is stuck, each told once, from where it begins.
+
+    Reads each kind once, and takes time in proportion to the number of objects.
+    """
     return stuck_stories(await read_all(client))
 
 

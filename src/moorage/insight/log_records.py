@@ -1,7 +1,7 @@
 """The components' own records: log lines, as text or JSON, that mention certain names.
 
 Owns: reading Moorage's two log formats, and whole days for lines that only tell the time of day.
-May not touch: the API; it is told for what to look.
+May not touch: the API. Its caller says which names to look for.
 Start reading at: `read_records`.
 """
 

@@ -4,7 +4,9 @@ Owns: comparisons that several causes share. Every function is pure.
 Start reading at: `mismatches`.
 """
 
-from moorage.insight.cluster_view import ClusterView
+import msgspec
+
+from moorage.insight.cluster_view import ClusterView, grouped
 from moorage.kube.names import lease_name
 from moorage.kube.objects import Lease, PersistentVolume, PersistentVolumeClaim, StorageClass
 from moorage.kube.quantity import bytes_text
@@ -66,7 +68,8 @@ def lease_names(driver: str) -> list[str]:
 def leases_of(view: ClusterView, driver: str, role: str = "provisioner") -> list[Lease]:
     """Return the leases of one sidecar of the driver; none if it runs without election."""
     wanted = lease_name(role, driver)
-    return [lease for lease in view.leases.values() if lease.name == wanted]
+    by_name = view.once("leases by name", lambda: grouped((lease.name, lease) for lease in view.leases.values()))
+    return by_name.get(wanted, [])
 
 
 def is_leaderless(view: ClusterView, driver: str, role: str) -> bool:
@@ -78,4 +81,8 @@ def is_leaderless(view: ClusterView, driver: str, role: str) -> bool:
 def nodes_that_fit(view: ClusterView, volume: PersistentVolume) -> list[str]:
     """Return the names of the nodes that satisfy the volume's node affinity."""
     required = volume.spec.node_affinity.required if volume.spec.node_affinity else None
-    return [node.name for node in view.nodes.values() if node_matches(required, node.labels, node.name)]
+
+    def fitting() -> list[str]:
+        return [node.name for node in view.nodes.values() if node_matches(required, node.labels, node.name)]
+
+    return view.once(("nodes", msgspec.json.encode(required)), fitting)  # many volumes are on the same node

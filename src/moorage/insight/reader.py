@@ -57,6 +57,7 @@ async def read_all(client: Client) -> ClusterView:
     async with Reader(client) as reader:
         await asyncio.gather(*(reader.all(kind) for kind in FIELDS), reader.all_events())
         await asyncio.gather(*(reader.secrets(found) for found in list(reader.view.classes.values())))
+        reader.view.is_complete = True
         return reader.view
 
 

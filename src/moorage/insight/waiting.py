@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from moorage.csi.pending import ANSWERED, GROWTH, WAITING
-from moorage.insight.cluster_view import ClusterView, last_seen
+from moorage.insight.cluster_view import ClusterView, grouped, last_seen
 from moorage.kube.names import DRIVER_EXITED
 from moorage.kube.objects import Event, KubeObject, Node, seconds_of
 
@@ -38,16 +38,18 @@ def call_in_flight(view: ClusterView, obj: KubeObject) -> WaitingCall | None:
 
 def calls_on(view: ClusterView, node: Node) -> list[WaitingCall]:
     """Return the calls that the node's agent waits for, the longest wait first."""
-    about = [events for events in view.events.values() if any(event.source.host == node.name for event in events)]
-    found = [call for events in about if (call := _newest(view, events)) is not None]
-    on_node = [call for call in found if call.event.source.host == node.name and call.method.startswith("Node")]
-    return sorted(on_node, key=lambda call: -call.seconds)
+
+    def by_host() -> dict[str, list[Event]]:
+        return grouped((event.source.host, event) for event in view.events_with(WAITING))
+
+    about = {event.involved_object.uid for event in view.once("waits by host", by_host).get(node.name, [])}
+    found = [call for uid in about if (call := _newest(view, view.events[uid])) is not None]
+    return sorted((call for call in found if call.method.startswith("Node")), key=lambda call: -call.seconds)
 
 
 def exits_on(view: ClusterView, node: str) -> str:
     """Return how often the node's driver has crashed lately: `exited with code 3, 4 times`; empty if it has not."""
-    found = [event for events in view.events.values() for event in events if event.reason == DRIVER_EXITED]
-    lately = [event for event in found if view.now - last_seen(event) < _RECENTLY_S]
+    lately = [event for event in view.events_with(DRIVER_EXITED) if view.now - last_seen(event) < _RECENTLY_S]
     lately = [event for event in lately if node in ("", event.involved_object.name)]  # without a name: on any node
     if not lately:
         return ""

@@ -1,7 +1,7 @@
 """Following a story: being told when one of its objects changes, instead of asking over and over.
 
 Owns: one watch for each object of a story's chain and one for the events about it, as long as the block lasts.
-May not touch: judging. A change only says that it is worth to look again.
+May not touch: judging. A change only says that another look is worthwhile.
 Start reading at: `Follower`.
 
 A story can also change through objects that are not in its chain (a class that is created, a lease that ends), so a
@@ -44,7 +44,7 @@ class Follower:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def next(self, story: Story) -> None:
-        """Return when something that the story tells of has changed, or when it is time to look again."""
+        """Return when an object of the story has changed, or when the next look is due."""
         wanted = watched(story, self._namespace)
         for key in [key for key in self._tasks if key not in wanted]:
             self._tasks.pop(key).cancel()

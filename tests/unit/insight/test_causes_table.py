@@ -138,6 +138,56 @@ def test_what_belongs_to_another_story_is_told_once():
     assert [story.object for story in stuck_stories(world)] == ["pod/web"]
 
 
+class Counted(dict):
+    """Objects by key that count how often all of them are looked at."""
+
+    looks = 0
+
+    def values(self):
+        Counted.looks += 1
+        return super().values()
+
+
+def cluster_of(count):
+    """Bound claims with a volume, a pod and a warning each, of which every second pod cannot mount."""
+    view = ClusterView(is_complete=True)
+    for at in range(count):
+        name = f"data-{at}"
+        claim = CLAIM | {"metadata": {"namespace": "default", "name": name, "uid": f"c{at}"}}
+        claim["spec"] = CLAIM["spec"] | {"volumeName": f"pv-{at}"}
+        volume = VOLUME | {"metadata": {"name": f"pv-{at}", "uid": f"v{at}"}}
+        reference = {"namespace": "default", "name": name}
+        volume["spec"] = VOLUME["spec"] | {"claimRef": reference, "nodeAffinity": on_node(f"node-{at % 5}")}
+        web = pod(spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]})
+        meta = {"namespace": "default", "name": f"web-{at}", "uid": f"p{at}"}
+        web = msgspec.structs.replace(web, metadata=msgspec.convert(meta, type(web.metadata)))
+        node = NODE | {"metadata": {"name": f"node-{at}", "uid": f"n{at}"}}
+        view.claims[f"default/{name}"] = make(PersistentVolumeClaim, claim)
+        view.volumes[f"pv-{at}"] = make(PersistentVolume, volume)
+        view.pods[web.key] = web
+        view.nodes[f"node-{at}"] = make(Node, node)
+        event = {"type": "Warning", "reason": "FailedMount", "message": "no"}
+        view.events[f"p{at}"] = [make(Event, event)] if at % 2 else []
+    for name in ("claims", "volumes", "pods", "nodes", "events", "attachments", "leases", "node_drivers"):
+        setattr(view, name, Counted(getattr(view, name)))
+    return view
+
+
+def on_node(name):
+    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [name]}
+    return {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+
+
+def test_all_stories_together_look_at_all_objects_a_fixed_number_of_times():
+    looks = []
+    for count in (20, 80):
+        view = cluster_of(count)
+        Counted.looks = 0
+        assert len(stuck_stories(view)) >= count
+        looks.append(Counted.looks)
+    assert looks[0] == looks[1], looks
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -112,7 +112,7 @@ def driver_not_on_node(view: ClusterView, attachment: VolumeAttachment) -> Findi
 @cause(
     "attachment-attacher-not-running",
     VolumeAttachment,
-    "Nobody attaches volumes of the driver",
+    "No attacher works for the driver",
     "Start the driver's attacher (`moorage sidecars attacher`).",
 )
 def attacher_not_running(view: ClusterView, attachment: VolumeAttachment) -> Finding | None:

@@ -143,7 +143,7 @@ def class_none(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | Non
     """Without a class nothing provisions a volume; the claim can only be bound to an existing volume without class."""
     if not is_waiting(claim) or claim.spec.volume_name or has_class(claim) or default_classes(view):
         return None
-    free = [v for v in view.volumes.values() if v.spec.claim_ref is None]
+    free = _free(view)
     if any(not mismatches(claim, volume) for volume in free):
         return None
     sentence = "it names no storage class and no class is the default"
@@ -170,7 +170,7 @@ def static_no_match(view: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     )
     if not is_waiting(claim) or claim.spec.volume_name or not static:
         return None
-    free = [v for v in view.volumes.values() if v.spec.claim_ref is None]
+    free = _free(view)
     if any(not mismatches(claim, volume) for volume in free):
         return None  # the binder takes it, or the scheduler does when a pod comes
     why = f"class {storage_class.name} has no provisioner" if storage_class is not None else "its class is empty"
@@ -197,6 +197,11 @@ def modifier_missing(view: ClusterView, claim: PersistentVolumeClaim) -> Finding
         kubectl("get", "volumeattributesclass"),
         said(view.warning(claim)),
     )
+
+
+def _free(view: ClusterView) -> list[PersistentVolume]:
+    """Return the volumes that no claim holds."""
+    return view.once("free volumes", lambda: [each for each in view.volumes.values() if each.spec.claim_ref is None])
 
 
 def _closest(claim: PersistentVolumeClaim, free: list[PersistentVolume]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from moorage.insight.matching import holder_of, is_leaderless
 from moorage.kube.names import CLAIM_AS_SOURCE, CLAIM_PROTECTION, CLONE_PROTECTION
 from moorage.kube.objects import PersistentVolumeClaim
 from moorage.kube.quantity import bytes_text
-from moorage.kube.volumes import claims_of, requested_bytes, storage_bytes
+from moorage.kube.volumes import requested_bytes, storage_bytes
 from moorage.suggest import Command, in_words, kubectl, pods_like
 
 
@@ -25,7 +25,7 @@ def deleting_in_use(view: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     exists, finished pods included."""
     if not claim.is_deleting or CLAIM_PROTECTION not in claim.finalizers:
         return None
-    users = [pod for pod in view.pods.values() if pod.spec.node_name and claim.key in claims_of(pod)]
+    users = [pod for pod in view.pods_naming(claim.key) if pod.spec.node_name]
     if not users:
         return None
     look = kubectl("describe", "pod", users[0].name, namespace=claim.namespace)
@@ -115,7 +115,7 @@ def lost(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
             said(event),
         )
     return Finding(
-        f"it is Lost: its volume {volume.name} is now held by {holder_of(volume) or 'nobody'}",
+        f"it is Lost: its volume {volume.name} is now held by {holder_of(volume) or 'no claim'}",
         kubectl("get", "pv", volume.name, flags=("-o", "yaml")),
         said(event),
         volume,
@@ -259,7 +259,7 @@ def resize_fails(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | N
 @cause(
     "claim-resizer-not-running",
     PersistentVolumeClaim,
-    "Nobody grows volumes of the driver",
+    "No resizer works for the driver",
     "Start the driver's resizer (`moorage sidecars resizer --csi-address …`).",
 )
 def resizer_not_running(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:

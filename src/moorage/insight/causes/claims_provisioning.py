@@ -105,11 +105,11 @@ def first_consumer_unscheduled(view: ClusterView, claim: PersistentVolumeClaim) 
     "claim-default-ambiguous",
     PersistentVolumeClaim,
     "Several storage classes are marked as the default, and the newest does not work",
-    'Leave the annotation storageclass.kubernetes.io/is-default-class: "true" on one class only, and create the claim anew.',
+    'Leave the annotation storageclass.kubernetes.io/is-default-class: "true" on one class only, and recreate the claim.',
 )
 def default_ambiguous(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """A claim that names no class gets the newest of the classes that are marked as default, which may not be the one
-    that was meant; it is told when that class cannot make a volume."""
+    that was meant. This is reported if that class cannot make a volume."""
     defaults, chosen = default_classes(view), needs_provisioning(view, claim)
     if (
         chosen is None
@@ -175,9 +175,9 @@ def provisioner_not_leading(view: ClusterView, claim: PersistentVolumeClaim) -> 
         return None
     lease = leases[0]
     if view.said_since(claim, seconds_of(lease.spec.renew_time) or 0.0, "ProvisioningFailed", "Provisioning"):
-        return None  # somebody provisions without election
+        return None  # a provisioner without election is at work
     return Finding(
-        f"the provisioner of {driver} has stopped: its lease, held by {lease.spec.holder_identity or 'nobody'}, has run out",
+        f"the provisioner of {driver} has stopped: its lease, held by {lease.spec.holder_identity or 'no process'}, has run out",
         kubectl("get", "lease", lease.name, namespace=lease.namespace, flags=("-o", "yaml")),
     )
 
@@ -244,7 +244,7 @@ def size_impossible(view: ClusterView, claim: PersistentVolumeClaim) -> Finding 
     "claim-refused",
     PersistentVolumeClaim,
     "The driver refused what the class or claim asks for",
-    "Correct the class's parameters or the claim; a class is immutable, so delete it and create it anew.",
+    "Correct the class's parameters or the claim; a class is immutable, so recreate it.",
 )
 def refused(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
     """The driver answered INVALID_ARGUMENT: an unknown parameter, an access mode or a volume mode that it does not
@@ -285,7 +285,7 @@ def driver_lacks_capability(view: ClusterView, claim: PersistentVolumeClaim) -> 
     "Look at the driver's process and its log; the call is repeated until it has an answer, so nothing is made twice.",
 )
 def driver_silent(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
-    """CreateVolume ended by its deadline, or nobody listens on the driver's socket."""
+    """CreateVolume ended by its deadline, or no process listens on the driver's socket."""
     event = view.warning(claim, "ProvisioningFailed")
     if not is_waiting(claim) or event is None or code_in(event.message) not in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
         return None
@@ -319,7 +319,7 @@ def provisioning_fails(view: ClusterView, claim: PersistentVolumeClaim) -> Findi
 @cause(
     "claim-provisioner-not-running",
     PersistentVolumeClaim,
-    "Nobody provisions for the driver",
+    "No provisioner works for the driver",
     "Start the driver's provisioner (`moorage sidecars provisioner --csi-address …`).",
 )
 def provisioner_not_running(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
@@ -354,7 +354,7 @@ def provisioning(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | N
 @cause(
     "claim-binder-not-running",
     PersistentVolumeClaim,
-    "Nobody binds claims to volumes",
+    "No binder works in the cluster",
     "Start the binder (kube-controller-manager, or `moorage controllers binder`).",
 )
 def binder_not_running(view: ClusterView, claim: PersistentVolumeClaim) -> Finding | None:
@@ -372,7 +372,7 @@ def _was_scheduled(pod: Pod) -> bool:
 
 
 def _names_a_class(claim: PersistentVolumeClaim) -> bool:
-    """Whether what a person applied names the class; where that was not kept, nobody knows."""
+    """Whether the manifest that a person applied names the class; False if the manifest was not kept."""
     applied = claim.annotations.get("kubectl.kubernetes.io/last-applied-configuration", "")
     try:
         spec = json.loads(applied).get("spec") if applied else None

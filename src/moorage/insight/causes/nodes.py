@@ -69,7 +69,7 @@ def attach_limit(view: ClusterView, node: Node) -> Finding | None:
     found = view.node_drivers.get(node.name)
     for driver in found.spec.drivers if found is not None else []:
         limit = driver.allocatable.count if driver.allocatable is not None else None
-        used = sum(a.spec.node_name == node.name and a.spec.attacher == driver.name for a in view.attachments.values())
+        used = sum(each.spec.attacher == driver.name for each in view.attachments_on(node.name))
         if limit is not None and used >= limit:
             return Finding(
                 f"driver {driver.name} takes {limit} volumes on it, and {used} are attached",

@@ -314,7 +314,7 @@ def no_node_fits(view: ClusterView, pod: Pod) -> Finding | None:
 @cause(
     "pod-scheduler-not-running",
     Pod,
-    "Nobody schedules the pod",
+    "No scheduler works for the pod",
     "Start the scheduler (kube-scheduler, or `moorage controllers scheduler`), or correct schedulerName.",
 )
 def scheduler_not_running(view: ClusterView, pod: Pod) -> Finding | None:

@@ -4,6 +4,7 @@ from moorage.insight.causes.advice import Advice, out_of_service
 from moorage.insight.causes.model import Finding, cause, names, said
 from moorage.insight.causes.pods import is_starting
 from moorage.insight.cluster_view import ClusterView
+from moorage.insight.matching import holder_of
 from moorage.insight.waiting import exits_on
 from moorage.kube.objects import Event, Pod, VolumeAttachment
 from moorage.kube.volumes import requires_attach
@@ -68,7 +69,7 @@ def multi_attach(view: ClusterView, pod: Pod) -> Finding | None:
         if not elsewhere or any(mode.endswith("Many") for mode in volume.spec.access_modes):
             continue
         node = elsewhere[0].spec.node_name
-        holders = [p for p in view.pods.values() if p.spec.node_name == node and volume in view.volumes_used_by(p)]
+        holders = [each for each in view.pods_naming(holder_of(volume)) if each.spec.node_name == node]
         by = f" and used by pod {names(holders)}" if holders else ""
         return Finding(
             f"its volume {volume.name} is still attached to node {node}{by}",
@@ -162,7 +163,7 @@ def attaching(view: ClusterView, pod: Pod) -> Finding | None:
 @cause(
     "pod-attach-not-begun",
     Pod,
-    "Nobody has begun to attach the volume",
+    "No controller has begun to attach the volume",
     "Start the attach/detach controller (kube-controller-manager, or `moorage controllers attachdetach`).",
 )
 def attach_not_begun(view: ClusterView, pod: Pod) -> Finding | None:

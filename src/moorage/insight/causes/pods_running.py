@@ -11,7 +11,7 @@ from moorage.suggest import Command, kubectl
 
 
 def _mount_words(view: ClusterView, pod: Pod) -> Event | None:
-    """The newest words about mounting; that it took too long is told only when nothing says why."""
+    """Return the newest words about mounting. That it took too long counts only if no other words say why."""
     if not is_starting(pod) or not pod.spec.node_name:
         return None
     told = [e for e in view.events_of(pod) if e.type == "Warning" and e.reason in ("FailedMount", "FailedMapVolume")]
@@ -93,7 +93,7 @@ def format_failed(view: ClusterView, pod: Pod) -> Finding | None:
     "Look at the driver's process on that node; restarting it disturbs no running pod.",
 )
 def driver_silent(view: ClusterView, pod: Pod) -> Finding | None:
-    """NodeStageVolume or NodePublishVolume ended by its deadline, or nobody listens on the driver's socket."""
+    """NodeStageVolume or NodePublishVolume ended by its deadline, or no process listens on the driver's socket."""
     event = _mount_words(view, pod)
     signs = (
         "deadlineexceeded",

@@ -216,7 +216,7 @@ def fails(view: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
 @cause(
     "snapshot-controller-not-running",
     VolumeSnapshot,
-    "Nobody handles snapshots in the cluster",
+    "No snapshot controller works in the cluster",
     "Start the snapshot controller (`moorage controllers snapshots`); one serves all drivers.",
 )
 def controller_not_running(view: ClusterView, snapshot: VolumeSnapshot) -> Finding | None:
