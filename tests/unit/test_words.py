@@ -20,7 +20,6 @@ STILL_THERE = {
     "moorage/host": 20,
     "moorage/node": 95,
     "moorage/storage": 26,
-    "moorage/upkeep": 3,
 }
 
 SOURCE = words.ROOT / "src" / "moorage"

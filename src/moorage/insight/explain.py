@@ -120,7 +120,7 @@ async def explain(client: Client, reference: str, namespace: str) -> Story:
 
 
 def _story_of_workload(found: Workload | None, shown: str, namespace: str) -> Story:
-    """Say whether a controller makes the pods of an object; why a pod is stuck is told for the pod."""
+    """Say whether a controller makes the pods of an object; why a pod is stuck is shown for the pod."""
     if found is None:
         raise ObjectNotFound(f"there is no {shown} in namespace {namespace}")
     plural = found.resource.plural

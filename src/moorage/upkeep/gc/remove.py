@@ -46,7 +46,7 @@ class Vanished(MoorageError):
 async def remove_all(
     findings: Iterable[Orphan], world: Inventory, pools: Sequence[Pool], client: Client | None
 ) -> list[Removal]:
-    """Remove what may be removed; a failure is told and does not stop the others.
+    """Remove what may be removed. A failure is reported and does not stop the others.
 
     Devices come after mounts, and volumes last: each may free the next.
     """
@@ -94,7 +94,7 @@ def _remove(finding: Orphan, pool: Pool) -> None:
         case "loop-device":
             _detach(pool, finding.id)
         case "mount":
-            # Not lazily: the kernel refuses while a process is in there. A dead mount has nobody left to ask.
+            # Not lazily: the kernel refuses while a process is in there. A dead mount has no process that could answer.
             mounts.unmount(finding.id, lazy=mounts.is_corrupted(finding.id))
         case "temporary":
             path = os.path.join(pool.context.layout.tmp, finding.id)
