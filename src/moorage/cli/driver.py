@@ -72,7 +72,7 @@ def run(
     script: Annotated[Path, typer.Argument(help="The driver, a Python file.")],
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the driver.")] = None,
     check_flag: Annotated[list[str] | None, typer.Option(metavar="FLAG", help="Flag of `moorage check`.")] = None,
-    keep: Annotated[
+    state: Annotated[
         Path | None, typer.Option(help="Directory for the state of cluster and driver. Otherwise a temporary one.")
     ] = None,
     cluster: Annotated[bool, typer.Option(help="Run a cluster of its own around the driver.")] = True,
@@ -93,7 +93,7 @@ def run(
     from moorage.authoring.loop import LoopSettings  # loads a whole cluster
 
     with contextlib.ExitStack() as stack:
-        place = keep or stack.enter_context(temporary_directory("moorage-driver-"))
+        place = state or stack.enter_context(temporary_directory("moorage-driver-"))
         settings = LoopSettings(
             script.absolute(),
             place.absolute(),

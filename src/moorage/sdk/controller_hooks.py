@@ -32,6 +32,7 @@ from moorage.sdk.model import (
     Volume,
 )
 from moorage.sdk.operations import (
+    ALPHA,
     BlockingCalls,
     Blocks,
     CapacityRequest,
@@ -65,6 +66,7 @@ class ControllerHooks(ControllerOperations):
         self._driver = driver
         self._records = records
         self._run = work.run
+        self.hidden = frozenset() if driver.announces_alpha else ALPHA
 
     def serves(self, *operations: str) -> bool:
         return all(self._driver.defines(*_HOOKS.get(each, (each,))) for each in operations)

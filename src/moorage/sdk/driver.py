@@ -78,6 +78,8 @@ class Driver:
     """Whether several nodes may write to a volume at a time."""
     supports_mount_group: ClassVar[bool] = False
     """Whether `publish` gives the files to the group `volume.access.mount_group`."""
+    announces_alpha: ClassVar[bool] = False
+    """Whether capabilities that are alpha in CSI 1.13 are announced; their calls are served either way."""
     supports_ephemeral: ClassVar[bool] = False
     """Whether `publish` makes volumes that live with their pod (`volume.is_ephemeral`); `unpublish` removes them."""
 

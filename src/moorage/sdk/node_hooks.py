@@ -17,7 +17,7 @@ from moorage.sdk.controller_hooks import why_unsupported
 from moorage.sdk.driver import Driver
 from moorage.sdk.errors import FailedPrecondition, NotFound
 from moorage.sdk.model import Access, Health, NodeVolume, SizeRange, Stats, StorageHealth
-from moorage.sdk.operations import BlockingCalls, NodeInfo, NodeOperations, VolumeUse
+from moorage.sdk.operations import ALPHA, BlockingCalls, NodeInfo, NodeOperations, VolumeUse
 from moorage.sdk.publications import Publications
 from moorage.sdk.targets import (
     PublishTarget,
@@ -45,6 +45,7 @@ class NodeHooks(NodeOperations):
         self._driver = driver
         self._publications = publications
         self._run = work.run
+        self.hidden = frozenset() if driver.announces_alpha else ALPHA
 
     def serves(self, *operations: str) -> bool:
         if operations == ("mount_group",):

@@ -41,6 +41,11 @@ Answer: TypeAlias = T | Awaitable[T]
 
 Blocks: TypeAlias = AsyncIterator[Block] | Iterator[Block]
 
+ALPHA = frozenset(
+    {"GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH", "GET_STORAGE_HEALTH", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"}
+)
+"""Capabilities that CSI 1.13 added as alpha; callers of 1.12 do not know them."""
+
 _MOST_THREADS = 32
 
 

@@ -79,7 +79,9 @@ def _identity(driver: Driver, work: BlockingCalls) -> Identity:
         "GROUP_CONTROLLER_SERVICE": driver.defines("create_volume", "create_group"),
         "SNAPSHOT_METADATA_SERVICE": driver.defines("create_volume", "allocated_blocks"),
         "VOLUME_ACCESSIBILITY_CONSTRAINTS": has_places,
-        "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": has_places and driver.defines("create_snapshot"),
+        "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": has_places
+        and driver.defines("create_snapshot")
+        and driver.announces_alpha,
     }
     return Identity(
         name=driver.name,

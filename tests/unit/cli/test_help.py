@@ -13,7 +13,8 @@ from moorage.cli import main
 
 # A flag that means something else in another command, and so has other words there.
 OF_THEIR_OWN = {
-    "--kind": ("driver new",),
+    "--kind": {"driver new"},
+    "--option": {"driver run"},  # of the driver, not of a mount
     "--skip": {"check"},
     "--verbose": {"check"},
     "--list": {"check"},

@@ -66,7 +66,7 @@ async def test_the_list_of_the_unwell_pages_past_volumes_of_pods(caller, client,
 async def test_a_volume_that_goes_while_it_is_listed_is_left_out(caller, client, parts, monkeypatch):
     made = {name: (await caller.create(name, size=4 * MIB)).volume_id for name in ("a", "b")}
     pool = parts.pools.named()
-    page = pool.volumes
+    page = pool.volumes.page
 
     def slow(after="", limit=0):
         found = page(after=after, limit=limit)

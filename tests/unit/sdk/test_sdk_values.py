@@ -1,14 +1,18 @@
 """Sizes and the durable store."""
 
+import inspect
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.sdk import InvalidArgument, OutOfRange, SizeRange, Store
+from moorage import sdk
+from moorage.sdk import Driver, InvalidArgument, OutOfRange, SizeRange, Store, backends
 
 
 @given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(1, 1 << 30), st.integers(0, 1 << 40))
@@ -74,3 +78,20 @@ def test_importing_the_library_loads_no_kubernetes_code():
     script = "import sys, moorage.sdk\nprint([name for name in sys.modules if name.startswith('moorage.kube')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_reference_names_all_that_is_public():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "driver-library.md").read_text()
+    hooks = [name for name, member in vars(Driver).items() if inspect.isfunction(member) and name[0] != "_"]
+    attributes = [name for name in Driver.__annotations__ if name[0] != "_"]
+    helpers = [name for name, each in vars(backends).items() if getattr(each, "__module__", "") == backends.__name__]
+    for name in {*sdk.__all__, *hooks, *attributes, *helpers} - {"main"}:
+        assert re.search(rf"`{name}[`(]", page), name
+
+
+def test_the_library_loads_nothing_of_kubernetes():
+    program = "import sys, moorage.sdk, moorage.sdk.command; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert [
+        name for name in loaded if name.startswith(("kubernetes", "moorage.kube", "moorage.apiserver", "aiohttp"))
+    ] == []

@@ -7,6 +7,7 @@ from moorage.plugin.context import PluginContext
 from moorage.plugin.services.attaching import Attaching
 from moorage.plugin.services.snapshots import Snapshots
 from moorage.plugin.services.volumes import Volumes
+from moorage.sdk.operations import ALPHA
 
 
 class PoolController(Volumes, Snapshots, Attaching):
@@ -14,5 +15,4 @@ class PoolController(Volumes, Snapshots, Attaching):
 
     def __init__(self, parts: PluginContext) -> None:
         self._parts = parts
-        is_hidden = not parts.settings.shows_alpha
-        self.hidden = frozenset({"GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH"} if is_hidden else ())
+        self.hidden = frozenset() if parts.settings.shows_alpha else ALPHA

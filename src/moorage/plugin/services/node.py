@@ -23,7 +23,7 @@ from moorage.plugin.node.publishing import Bind
 from moorage.plugin.services.values import health_from, places, token_from
 from moorage.sdk import model
 from moorage.sdk.model import Access
-from moorage.sdk.operations import NodeInfo, NodeOperations, VolumeUse
+from moorage.sdk.operations import ALPHA, NodeInfo, NodeOperations, VolumeUse
 from moorage.storage import Attachment, errors
 
 log = get_logger(__name__)
@@ -50,8 +50,7 @@ class PoolNode(NodeOperations):
 
     def __init__(self, parts: PluginContext) -> None:
         self._parts = parts
-        is_hidden = not parts.settings.shows_alpha
-        self.hidden = frozenset({"GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH"} if is_hidden else ())
+        self.hidden = frozenset() if parts.settings.shows_alpha else ALPHA
 
     def info(self) -> NodeInfo:
         settings = self._parts.settings
