@@ -35,7 +35,7 @@ def document_from(data: bytes) -> Any:
         return found
     except StatusError:
         raise
-    except (ValueError, IndexError, packing.error, OverflowError, RecursionError) as error:
+    except (ValueError, IndexError, packing.error, OverflowError, OSError, RecursionError) as error:
         raise bad_request(f"the protobuf message is malformed: {error}") from error
 
 
@@ -137,7 +137,7 @@ def _put(out: dict[str, Any], name: str, node: Type, value: Any, depth: int) -> 
             found.append(_value(value, item, depth))
     elif node.shape == "map":
         key, entry = "", b""
-        for number, part in _fields(value):
+        for number, part in _fields(_bytes(value)):
             if number == 1 and isinstance(part, bytes):
                 key = part.decode()
             elif number == 2:
@@ -150,7 +150,7 @@ def _put(out: dict[str, Any], name: str, node: Type, value: Any, depth: int) -> 
 def _map_value(value: Any, node: Type, depth: int) -> Any:
     if node.shape == "list":  # a list inside a map is a message with repeated items
         item = node.item or ANY
-        return [_value(part, item, depth) for number, part in _fields(value) if number == 1]
+        return [_value(part, item, depth) for number, part in _fields(_bytes(value)) if number == 1]
     return _value(value, node, depth)
 
 
