@@ -1,4 +1,4 @@
-"""Errors of the sidecars, and what a failed attempt to provision says about the volume.
+"""Errors of the sidecars, and what is known about the volume after a failed attempt to provision it.
 
 Owns: the classes that workers tell apart. A `SidecarError` brings its key back after the queue's back-off.
 Start reading at: `State`, `ProvisionError`.
@@ -32,7 +32,7 @@ class ProvisioningState(Enum):
 
 
 class ProvisionError(SidecarError):
-    """An attempt to provision a claim failed, and `state` says in which way."""
+    """An attempt to provision a claim failed. `state` is what is known about the volume."""
 
     def __init__(self, message: str, state: ProvisioningState = ProvisioningState.NO_CHANGE) -> None:
         super().__init__(message)

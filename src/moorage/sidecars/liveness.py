@@ -1,6 +1,6 @@
-"""The liveness probe: is the driver there, asked over a new connection each time.
+"""The liveness probe: asks over a new connection each time whether the driver answers.
 
-Owns: one check. A connection that is kept could stay up while new callers are refused, so none is kept.
+Owns: one check. An open connection could stay usable while new ones are refused, so none is kept.
 """
 
 import time
@@ -18,7 +18,7 @@ class LivenessProbe:
         self._timeout_s = timeout_s
 
     async def check(self) -> tuple[int, str]:
-        """200 and `ok`, or 500 and why."""
+        """Return 200 and `ok`, or 500 and the reason."""
         deadline = time.monotonic() + self._timeout_s  # of both together: the caller has a limit of its own
         try:
             async with CsiClient(self._address, timeout_s=self._timeout_s) as client:

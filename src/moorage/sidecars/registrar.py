@@ -28,7 +28,7 @@ class RegistrationRefused(SidecarError):
 
 
 class _Service(registration_pb2_grpc.RegistrationServicer):
-    """pluginregistration.Registration: who we are, and what the kubelet made of it."""
+    """The service pluginregistration.Registration: names the driver, and receives the kubelet's decision."""
 
     def __init__(self, driver: str, endpoint: str) -> None:
         self._driver = driver
@@ -61,7 +61,7 @@ class Registrar:
         self.socket = Path(folder) / f"{driver}-reg.sock"
 
     async def run(self) -> None:
-        """Serve until cancelled; RegistrationRefused when the kubelet says no. The socket is gone afterwards."""
+        """Serve until cancelled, then remove the socket. Raises RegistrationRefused if the kubelet says so."""
         self._clear_socket()
         service = _Service(self._driver, self._kubelet_path)
         server = CsiServer(f"unix://{self.socket}", driver_name=self._driver, log_calls=False)
@@ -75,7 +75,7 @@ class Registrar:
             await server.stop(grace_s=1.0)
 
     async def check(self) -> tuple[int, str]:
-        """For /healthz: 200 when the socket answers with our name, 404 when it is gone, 500 otherwise."""
+        """Return 200 if the socket answers with our name, 404 if it does not exist, 500 otherwise."""
         if not self.socket.exists():
             return 404, f"{self.socket} does not exist"
         try:
@@ -86,7 +86,7 @@ class Registrar:
         return (200, "ok") if info.name == self._driver else (500, f"{self.socket} belongs to {info.name}")
 
     def _clear_socket(self) -> None:
-        """Take away the socket of a dead predecessor; anything else in its place is not ours to remove."""
+        """Remove the socket of an earlier process. Raises SidecarError if something else is in its place."""
         try:
             mode = os.lstat(self.socket).st_mode
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""A set of keys that are not worth trying again for a while.
+"""A set of keys that are not to be tried again for a while.
 
-Owns: when each key was put in. Adding a key that is there keeps its first time, so a key does leave in the end.
+Owns: when each key was added. Adding a key again keeps its first time, so every key leaves in the end.
 """
 
 import time
@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RetryLater(Generic[K]):
-    """Keys with the time they went in; each leaves after `retention_s`."""
+    """Keys with the time when they were added. Each leaves after `retention_s`."""
 
     def __init__(self, retention_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._retention_s = retention_s
@@ -19,7 +19,7 @@ class RetryLater(Generic[K]):
         self._since: dict[K, float] = {}
 
     def add(self, key: K) -> bool:
-        """Put `key` in; True when it was not there yet."""
+        """Add a key. Returns False if it is in the set already."""
         if self.left_s(key) > 0:
             return False
         self._since[key] = self._clock()
@@ -29,7 +29,7 @@ class RetryLater(Generic[K]):
         self._since.pop(key, None)
 
     def left_s(self, key: K) -> float:
-        """Seconds until the key is worth trying again; 0 when it is not in the set."""
+        """Return the seconds until the key may be tried again, 0 if it is not in the set."""
         since = self._since.get(key)
         if since is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""Runs the sidecars of one driver: connects, finds out what it can do, and starts the roles; again after a loss.
+"""Runs the sidecars of one driver: connects, asks what it can do, and starts the roles. Repeats that after a loss.
 
 Owns: the life of the process: shared connection, shared informers, leader election per role, endpoints.
 Start reading at: `run`.
@@ -47,7 +47,7 @@ _LIVENESS_PORT = 9808
 
 @dataclass(frozen=True)
 class WantedRoles:
-    """What a process is to run; without roles, every one that the driver's capabilities call for."""
+    """What a process is to run. Without roles: every role that the driver's capabilities call for."""
 
     settings: SidecarSettings
     around: SidecarEnvironment
@@ -55,13 +55,13 @@ class WantedRoles:
 
     @property
     def health_port(self) -> int:
-        """The port for /healthz alone: as given, or livenessprobe's when that role is named and nothing is given."""
+        """Return the port for /healthz alone: as given, or livenessprobe's if only that role is named."""
         is_needed = Role.LIVENESS in self.roles and not self.settings.endpoint
         return self.settings.health_port or (_LIVENESS_PORT if is_needed else 0)
 
 
 def check(wanted: WantedRoles) -> None:
-    """UsageError for what cannot work, before anything is started."""
+    """Raise UsageError for settings that cannot work, before anything is started."""
     wanted.settings.check()
     if wanted.settings.node_deployment and not wanted.around.node_name:
         raise UsageError(
@@ -70,7 +70,7 @@ def check(wanted: WantedRoles) -> None:
 
 
 async def run(wanted: WantedRoles, api: kube_config.ApiConfig | None = None) -> None:
-    """Run until cancelled. A driver that goes away is waited for; only a wrong set-up ends the process."""
+    """Run until cancelled, and wait for a driver that goes away. Raises UsageError if the set-up cannot work."""
     check(wanted)
     process = _Process(wanted, api)
     await process.run()
@@ -157,7 +157,7 @@ class _Process:
         return roles_for(self._driver.capabilities, self._settings, await self._registered(context.client))
 
     async def _registered(self, client: Client) -> CSIDriver | None:
-        """The CSIDriver object, if there is one and we may see it; an API server that is away is waited for."""
+        """Return the CSIDriver object, None if there is none or we may not read it. Wait for the API server."""
         while True:
             try:
                 return await client.find(CSIDriver, self._driver.name)
@@ -181,7 +181,7 @@ class _Process:
         return self._context
 
     async def _keep_running(self, group: tuple[Role, ...]) -> None:
-        """Run roles for ever: a lost lease is waited for, a failure is tried again after a pause."""
+        """Run roles for ever. After a failure or a lost lease they start again, after a growing pause."""
         pause_s, role = _RESTART_START_S, group[0]
         while True:
             started = asyncio.get_running_loop().time()
@@ -279,7 +279,7 @@ async def _not_registering() -> tuple[int, str]:
 
 
 def _sharing_leases(roles: frozenset[Role]) -> list[tuple[Role, ...]]:
-    """Roles in groups that lead together: officially the capacity publisher is a part of the provisioner."""
+    """Group the roles that lead together: officially the capacity publisher is a part of the provisioner."""
     together = (Role.PROVISIONER, Role.CAPACITY)
     if not roles.issuperset(together):
         return [(role,) for role in sorted(roles)]
@@ -287,7 +287,7 @@ def _sharing_leases(roles: frozenset[Role]) -> list[tuple[Role, ...]]:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What went wrong inside task groups."""
+    """Return the first error inside task groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

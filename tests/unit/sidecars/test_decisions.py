@@ -23,7 +23,7 @@ from moorage.kube.objects.core import ClaimSpec, CsiVolumeSource
 from moorage.kube.objects.meta import Meta
 from moorage.kube.objects.storage import AttachmentSource, AttachmentSpec, AttachmentStatus, CsiDriverSpec, VolumeError
 from moorage.sidecars import flags
-from moorage.sidecars.attacher.decide import is_worth_a_look, releases_volume, source_spec
+from moorage.sidecars.attacher.decide import is_relevant_change, releases_volume, source_spec
 from moorage.sidecars.capacity.segments import fnv1a_32, items_of, managed_by
 from moorage.sidecars.errors import ProvisioningState, SidecarError
 from moorage.sidecars.provisioner.attempt import ProvisionAttempt, from_text, to_text
@@ -201,11 +201,11 @@ def test_only_errors_of_our_own_are_no_reason_to_look_again():
     old = VolumeAttachment(metadata=Meta(name="a", resource_version="1"))
     status = AttachmentStatus(attach_error=VolumeError(message="no"))
     new = VolumeAttachment(metadata=Meta(name="a", resource_version="2"), status=status)
-    assert not is_worth_a_look(old, new)
-    assert is_worth_a_look(old, old)
-    assert is_worth_a_look(None, new)
+    assert not is_relevant_change(old, new)
+    assert is_relevant_change(old, old)
+    assert is_relevant_change(None, new)
     moved = VolumeAttachment(metadata=Meta(name="a", resource_version="3", deletion_timestamp="x"), status=status)
-    assert is_worth_a_look(new, moved)
+    assert is_relevant_change(new, moved)
 
 
 def test_roles_follow_what_the_driver_can_do():

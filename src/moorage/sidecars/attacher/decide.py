@@ -1,6 +1,6 @@
-"""Which attachments and volumes are worth a look, and what an attachment's source is. Pure.
+"""Which changes of attachments and volumes matter, and what an attachment's source is. Pure.
 
-Start reading at: `is_worth_a_look`.
+Start reading at: `is_relevant_change`.
 """
 
 from collections.abc import Iterable
@@ -19,15 +19,15 @@ def finalizer_of(driver: str) -> str:
     return f"external-attacher/{sanitised(driver)}"
 
 
-def is_worth_a_look(old: VolumeAttachment | None, new: VolumeAttachment) -> bool:
-    """False when only errors changed: they are our own words, and looking again would defeat the back-off."""
+def is_relevant_change(old: VolumeAttachment | None, new: VolumeAttachment) -> bool:
+    """Whether something other than the errors changed. We write those, and reconciling would reset the back-off."""
     if old is None or old.metadata.resource_version == new.metadata.resource_version:
         return True
     return _without_errors(old) != _without_errors(new)
 
 
 def releases_volume(volume: PersistentVolume, driver: str) -> bool:
-    """Whether our finalizer on the volume may have to go."""
+    """Whether our finalizer on the volume may have to be removed."""
     if finalizer_of(driver) not in volume.finalizers:
         return False
     is_migrated_away = volume.spec.csi is None and volume.annotations.get(names.MIGRATED_TO) != driver
@@ -42,7 +42,7 @@ def node_id_on(node: CSINode | None, driver: str) -> str:
 
 
 def source_spec(attachment: VolumeAttachment, volume: PersistentVolume | None) -> VolumeSpec:
-    """The spec to attach: the volume's, or the one written into the attachment."""
+    """Return the spec to attach: the volume's, or the one in the attachment. Raises SidecarError if there is none."""
     source = attachment.spec.source
     if source.persistent_volume_name and source.inline_volume_spec is not None:
         raise SidecarError(f"attachment {attachment.name} names both a volume and an inline spec")
@@ -61,12 +61,12 @@ def source_spec(attachment: VolumeAttachment, volume: PersistentVolume | None) -
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What ListVolumes says: on which nodes each volume is published."""
+    """On which nodes each volume is published, according to ListVolumes."""
 
     nodes_by_handle: dict[str, frozenset[str]]
 
     def disagrees(self, handle: str, node_id: str, is_attached: bool) -> bool:
-        """Whether the driver sees it otherwise than the attachment; an unlisted volume is published nowhere."""
+        """Whether the driver contradicts the attachment. An unlisted volume is published nowhere."""
         return (node_id in self.nodes_by_handle.get(handle, ())) != is_attached
 
     @classmethod

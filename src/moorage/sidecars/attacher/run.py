@@ -9,7 +9,7 @@ from moorage.kube.control.controller import Watch, run
 from moorage.kube.objects import PersistentVolume, VolumeAttachment
 from moorage.log import get_logger
 from moorage.sidecars.attacher.attach import AttachmentWorker
-from moorage.sidecars.attacher.decide import Published, is_worth_a_look, node_id_on, releases_volume, source_spec
+from moorage.sidecars.attacher.decide import Published, is_relevant_change, node_id_on, releases_volume, source_spec
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.errors import SidecarError
 from moorage.sidecars.listing import pages
@@ -53,7 +53,7 @@ class Attacher:
         return not context.settings.node_deployment or attachment.spec.node_name == context.around.node_name
 
     def _on_attachment(self, old: VolumeAttachment | None, new: VolumeAttachment | None) -> None:
-        if new is not None and self._is_ours(new) and is_worth_a_look(old, new):
+        if new is not None and self._is_ours(new) and is_relevant_change(old, new):
             self._attachments.queue.add(new.name)
         if new is None and old is not None and old.spec.source.persistent_volume_name:
             self._volumes.queue.add(old.spec.source.persistent_volume_name)

@@ -24,7 +24,7 @@ class CapacityItem:
 
 
 def segments_of(csi_nodes: Iterable[CSINode], nodes: Iterable[KubeObject], driver: str) -> frozenset[Term]:
-    """The distinct places of the cluster, as the driver tells them apart; without keys there is one: everywhere."""
+    """Return the distinct segments of the cluster by the driver's topology keys. Without keys there is one."""
     labels = {node.name: node.labels for node in nodes}
     found = set()
     for csi_node in csi_nodes:
@@ -39,7 +39,7 @@ def segments_of(csi_nodes: Iterable[CSINode], nodes: Iterable[KubeObject], drive
 def items_of(
     segments: Iterable[Term], classes: Iterable[StorageClass], driver: str, for_immediate: bool
 ) -> frozenset[CapacityItem]:
-    """Every segment with every class of the driver; Immediate classes are of no use to the scheduler."""
+    """Combine every segment with every class of the driver. The scheduler does not read Immediate classes."""
     wanted = [
         each.name
         for each in classes
@@ -49,7 +49,7 @@ def items_of(
 
 
 def item_of(published: CSIStorageCapacity) -> CapacityItem:
-    """What an object is about."""
+    """Return the item that an object describes."""
     labels = published.node_topology.match_labels if published.node_topology is not None else {}
     return CapacityItem(tuple(sorted(labels.items())), published.storage_class_name)
 

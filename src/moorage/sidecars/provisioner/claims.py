@@ -1,7 +1,7 @@
 """The claim worker: one claim at a time from "asked of us" to a saved PersistentVolume.
 
-Owns: the attempts under way and the claims that are not worth asking again for a while.
-May not touch: binding; the volume is saved with its claimRef and the binder does the rest.
+Owns: the attempts under way, and the claims that are not to be tried again for a while.
+The volume is saved with its claimRef; the binder does the rest.
 Start reading at: `ClaimWorker.sync`.
 """
 
@@ -90,7 +90,7 @@ class ClaimWorker:
         return await self._carry_out(uid, attempt)
 
     def adopt(self, found: dict[str, ProvisionAttempt]) -> None:
-        """Take over what an earlier leader, or this process before it died, had begun."""
+        """Continue the attempts of an earlier leader, or of this process before it was killed."""
         for uid, attempt in found.items():
             self.attempts.setdefault(uid, attempt)
         self._uncertain.update(self.attempts)
@@ -98,7 +98,7 @@ class ClaimWorker:
             self.controller.queue.add(uid)
 
     def take_over(self, notes: list[Intent]) -> None:
-        """Carry out once more what other instances had noted that are gone; what is open here already just goes on."""
+        """Repeat the attempts of instances that have ended. Attempts that are open here continue."""
         self._uncertain.update(note.uid for note in notes if note.uid in self.attempts)
         for uid, attempt in self._journal.read(note for note in notes if note.uid not in self.attempts).items():
             self.attempts[uid] = attempt
@@ -198,7 +198,7 @@ class ClaimWorker:
             raise ProvisionError(message, ProvisioningState.BACKGROUND) from error
 
     async def _settle(self, attempt: ProvisionAttempt, made: pb.Volume, document: dict[str, Any]) -> None:
-        """The PersistentVolume is there already: an earlier save of ours, or another instance's."""
+        """Compare with the PersistentVolume that exists already, saved by us or by another instance."""
         try:
             saved = await self._context.writer.fresh(PersistentVolume, attempt.name)
         except ApiError as error:
@@ -266,7 +266,7 @@ class ClaimWorker:
         return self._context.caches.claim_with_uid(uid)
 
     def _saved(self, uid: str) -> list[PersistentVolume]:
-        """The PersistentVolumes for this very claim, whatever their prefix."""
+        """Return the PersistentVolumes for this claim, whatever their prefix."""
         settings, driver = self._context.settings, self._context.driver.name
         name = volume_name(settings.volume_name_prefix, settings.volume_name_uuid_length, uid)
         found = self._context.caches.volumes_of_claim(uid)
@@ -292,7 +292,7 @@ class ClaimWorker:
 
 
 def _is_bound(volume: PersistentVolume) -> bool:
-    """Saved, bound and in no danger: nothing that an earlier call may have made can be lost any more."""
+    """Whether the volume is bound and not being deleted: nothing that an earlier call created can be lost."""
     return volume.status.phase == "Bound" and not volume.is_deleting
 
 

@@ -12,14 +12,14 @@ from moorage.sidecars.errors import ProvisioningState
 
 
 def is_candidate(claim: PersistentVolumeClaim, driver: str) -> bool:
-    """Worth queueing: unbound and asked of this driver. Everything else is decided by the worker."""
+    """Whether the claim is unbound and asked of this driver. The worker decides everything else."""
     if claim.spec.volume_name or claim.is_deleting:
         return False
     return provisioner_of(claim) == driver or claim.annotations.get(names.MIGRATED_TO) == driver
 
 
 def why_not_provision(claim: PersistentVolumeClaim, storage_class: StorageClass | None, driver: str) -> str:
-    """Why nothing is to be done for a candidate now, or the empty string. A missing class is an error elsewhere."""
+    """Return why nothing is to be done for a candidate now, empty if something is. A missing class is no reason."""
     if not is_candidate(claim, driver):
         return "not asked of this driver, or already bound"
     if storage_class is None:
@@ -32,12 +32,12 @@ def why_not_provision(claim: PersistentVolumeClaim, storage_class: StorageClass 
 
 
 def volume_name(prefix: str, uuid_length: int, uid: str) -> str:
-    """The name of both the CSI volume and the PersistentVolume."""
+    """Return the name of both the CSI volume and the PersistentVolume."""
     return f"{prefix}-{uid}" if uuid_length < 0 else f"{prefix}-{uid.replace('-', '')[:uuid_length]}"
 
 
 def state_after(error: CsiError, has_topology: bool, has_selected_node: bool) -> ProvisioningState:
-    """What a failed CreateVolume says about the volume."""
+    """Return what is known about the volume after a failed CreateVolume."""
     if not error.is_final:
         return ProvisioningState.BACKGROUND
     if error.code == "RESOURCE_EXHAUSTED":
@@ -46,7 +46,7 @@ def state_after(error: CsiError, has_topology: bool, has_selected_node: bool) ->
 
 
 def is_our_volume(volume: PersistentVolume, driver: str) -> bool:
-    """Made by us, migrated to us, or written by hand for our driver."""
+    """Whether the volume was created by us, migrated to us, or written by hand for our driver."""
     made_by = volume.annotations.get(names.PROVISIONED_BY)
     if made_by is not None:
         return driver in (made_by, volume.annotations.get(names.MIGRATED_TO))
@@ -54,7 +54,7 @@ def is_our_volume(volume: PersistentVolume, driver: str) -> bool:
 
 
 def should_delete(volume: PersistentVolume, driver: str) -> bool:
-    """Released, to be deleted, and not already past it."""
+    """Whether the volume is released and is to be deleted."""
     spec = volume.spec
     if not is_our_volume(volume, driver) or spec.csi is None:
         return False
@@ -64,7 +64,7 @@ def should_delete(volume: PersistentVolume, driver: str) -> bool:
 
 
 def finalizer_wanted(volume: PersistentVolume, driver: str) -> bool | None:
-    """True to add our finalizer, False to take it away, None to leave it as it is."""
+    """Return True to add our finalizer, False to remove it, None to leave it as it is."""
     has = names.EXTERNAL_DELETION in volume.finalizers
     if not is_our_volume(volume, driver) or volume.spec.csi is None:
         return None

@@ -33,7 +33,7 @@ _SPEAKERS = 3  # so many nodes tell why they did not take a claim: one may be de
 
 
 def rank_of(node: str, nodes: Iterable[str], uid: str) -> int:
-    """How many nodes come before this one for the claim; every node computes the same order."""
+    """Return how many nodes come before this one for the claim. Every node computes the same order."""
 
     def weight(name: str) -> bytes:
         return hashlib.sha256(f"{uid}/{name}".encode()).digest()
@@ -43,7 +43,7 @@ def rank_of(node: str, nodes: Iterable[str], uid: str) -> int:
 
 
 class Ownership:
-    """Whose claim is it? Without --node-deployment always ours."""
+    """Decides which node takes a claim. Without --node-deployment it is always ours."""
 
     def __init__(self, context: RoleContext, events: Recorder) -> None:
         self._context = context
@@ -52,16 +52,16 @@ class Ownership:
         self._declined: RetryLater[str] = RetryLater(_DECLINED_S)
 
     def decline(self, uid: str) -> None:
-        """This node has no room for the claim: let others have it for a while."""
+        """Leave the claim to other nodes for a while: this one has no room for it."""
         self._declined.add(uid)
 
     def forget(self, uid: str) -> None:
-        """The claim is gone, or it has a node now."""
+        """Drop what is remembered about a claim that is gone or has a node."""
         self._seen.pop(uid, None)
         self._declined.discard(uid)
 
     def what_follows(self, storage_class: StorageClass | None) -> str:
-        """For the user: who looks for another place when this node has no room after all."""
+        """Return who chooses another place if this node has no room, as text for the user."""
         if self._context.settings.node_deployment and storage_class and not waits_for_consumer(storage_class):
             return f"other nodes may take the claim, and this one looks again in {_DECLINED_S:.0f} seconds"
         return "the scheduler is asked for another node"

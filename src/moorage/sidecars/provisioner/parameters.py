@@ -40,7 +40,7 @@ class ClaimParameters:
 def read(
     parameters: Mapping[str, str], claim: PersistentVolumeClaim, volume_name: str, default_fs_type: str
 ) -> ClaimParameters:
-    """The parameters of the class for this claim; BadParameters says what is wrong with them."""
+    """Return the parameters of the class for this claim. Raises BadParameters or BadSecret."""
     unknown = sorted(key for key in parameters if key.startswith(RESERVED_PREFIX) and key not in _KNOWN)
     if unknown:
         raise BadParameters(f"the class has unknown parameters {', '.join(unknown)}; {RESERVED_PREFIX} is reserved")
@@ -52,7 +52,7 @@ def read(
 
 
 def fs_type_of(parameters: Mapping[str, str]) -> str:
-    """The filesystem that a class names, under the reserved key or the legacy one (which the driver sees too)."""
+    """Return the filesystem that a class names, under the reserved key or the legacy one, which the driver sees too."""
     legacy = [value for key, value in parameters.items() if key.lower() == "fstype"]
     if len(legacy) + (FS_TYPE in parameters) > 1:
         raise BadParameters(f"the class names its filesystem twice; keep {FS_TYPE}")
@@ -62,7 +62,7 @@ def fs_type_of(parameters: Mapping[str, str]) -> str:
 def secret_references(
     parameters: Mapping[str, str], claim: PersistentVolumeClaim, volume_name: str
 ) -> dict[str, SecretReference]:
-    """Every secret that the class names for this claim, by use."""
+    """Return every secret that the class names for this claim, by use."""
     namespace_tokens = {"pv.name": volume_name, "pvc.namespace": claim.namespace}
     name_tokens = namespace_tokens | {"pvc.name": claim.name}
     name_tokens |= {f"pvc.annotations['{key}']": value for key, value in claim.annotations.items()}
@@ -75,7 +75,7 @@ def secret_references(
 
 
 def metadata_parameters(claim: PersistentVolumeClaim, volume_name: str) -> dict[str, str]:
-    """What --extra-create-metadata and --extra-modify-metadata tell the driver."""
+    """Return what --extra-create-metadata and --extra-modify-metadata pass to the driver."""
     return {
         f"{RESERVED_PREFIX}pvc/name": claim.name,
         f"{RESERVED_PREFIX}pvc/namespace": claim.namespace,

@@ -40,7 +40,7 @@ class NodeTopology:
 
 
 def term_of(labels: Mapping[str, str], keys: Iterable[str]) -> Term | None:
-    """The term of a node: its labels under the keys, or None when one of them is missing."""
+    """Return the term of a node: its labels under the keys. Returns None if one of them is missing."""
     keys = list(keys)
     if any(key not in labels for key in keys):
         return None
@@ -68,7 +68,7 @@ def allows(allowed: Sequence[TopologyTerm], place: Term) -> bool:
 
 
 def ordered(terms: Iterable[Term]) -> list[Term]:
-    """By number of pairs, then by key and value pair by pair; each once."""
+    """Sort terms by their number of pairs, then by key and value, without doubles."""
     return sorted(set(terms), key=lambda term: (len(term), term))
 
 
@@ -105,7 +105,7 @@ def requirement(
     strict: bool,
     immediate: bool,
 ) -> pb.TopologyRequirement | None:
-    """The requirement to send, or None when the driver is free to choose."""
+    """Return the requirement to send, None if the driver is free to choose."""
     chosen = _selected_term(selected)
     if strict and chosen is not None:
         if not allows(storage_class.allowed_topologies, chosen):
@@ -174,5 +174,5 @@ def node_terms(topologies: Iterable[pb.Topology]) -> list[dict[str, object]]:
 
 
 def unreachable(message: str) -> ProvisionError:
-    """The selected node is gone: let the scheduler choose again."""
+    """Return the error for a selected node that is gone: the scheduler must choose again."""
     return ProvisionError(message, ProvisioningState.RESCHEDULE)

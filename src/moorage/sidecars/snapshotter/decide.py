@@ -48,7 +48,7 @@ def next_step(content: C, flavour: ContentFlavour[C]) -> ContentStep:
     return ContentStep.CREATE if flavour.is_to_be_taken(content) else ContentStep.CHECK
 
 
-def is_worth_a_look(old: KubeObject | None, new: KubeObject, being_created: str) -> bool:
+def is_relevant_change(old: KubeObject | None, new: KubeObject, being_created: str) -> bool:
     """Whether something changed that we do not write ourselves. Our own writes must not reset the back-off."""
     if old is None or old.metadata.resource_version == new.metadata.resource_version:
         return True

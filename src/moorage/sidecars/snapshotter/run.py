@@ -12,7 +12,7 @@ from moorage.log import get_logger
 from moorage.sidecars.context import RoleContext
 from moorage.sidecars.snapshotter.adopt import UNLABELLED, Adopter
 from moorage.sidecars.snapshotter.contents import ContentWorker
-from moorage.sidecars.snapshotter.decide import is_worth_a_look
+from moorage.sidecars.snapshotter.decide import is_relevant_change
 from moorage.sidecars.snapshotter.flavour import C
 from moorage.sidecars.snapshotter.group import GroupWorker
 from moorage.sidecars.snapshotter.single import SingleWorker
@@ -83,7 +83,7 @@ class Snapshotter:
     def _watch(self, worker: ContentWorker[C, Any], contents: Informer[C]) -> Watch[Any]:
         def keys(old: C | None, new: C | None) -> list[str]:
             is_ours = new is not None and self._is_ours(new)
-            return [new.name] if new and is_ours and is_worth_a_look(old, new, worker.flavour.being_created) else []
+            return [new.name] if new and is_ours and is_relevant_change(old, new, worker.flavour.being_created) else []
 
         return worker.controller.watch(contents, keys)
 
