@@ -16,7 +16,7 @@ from typing import Any
 
 from moorage.conformance.caller import Caller
 from moorage.conformance.leftovers import clean_up
-from moorage.conformance.model import CheckConfig, CheckFailed, DriverHung, LeftBehind, NotMet, require
+from moorage.conformance.model import CheckConfig, CheckFailed, DriverCrashed, DriverHung, LeftBehind, NotMet, require
 from moorage.conformance.session import Session
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
@@ -202,22 +202,33 @@ class Bench:
         """Undo everything. Returns what failed, each with the check that is about it."""
         problems: list[LeftBehind | NotMet] = []
         self.client.is_cleanup = True
+        hangs = False
         while self.undo:
-            step = self.undo.pop()
             if not self.session.is_alive:
-                self.undo.clear()
-                self.notes.append("the driver is gone, so that its objects could not be removed")
+                self._leave_to_the_end()
                 break
+            step = self.undo.pop()
             try:
                 await settled(step.act)
+            except DriverCrashed:
+                self.undo.append(step)
+                self._leave_to_the_end()
+                break
             except NotMet as unmet:  # the call would hang again
+                hangs = True
                 problems.append(unmet)
             except (CsiError, CheckFailed) as error:
                 problems.append(NotMet(step.owner, error))
         for folder in self.folders:
             found = await in_thread(clean_up, folder)
-            problems += [NotMet(owner, LeftBehind(sentence)) for owner, sentence in found]
+            problems += [NotMet(owner, LeftBehind(sentence)) for owner, sentence in found if not hangs]
         return problems
+
+    def _leave_to_the_end(self) -> None:
+        """Keep the rest of the clean-up for when the driver is back."""
+        self.session.unfinished += [step.act for step in reversed(self.undo)]
+        self.undo.clear()
+        self.notes.append("the driver is gone; its objects are removed at the end of the run, if it comes back")
 
 
 def of_snapshot(snapshot_id: str) -> pb.VolumeContentSource:

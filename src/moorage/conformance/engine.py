@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from moorage.conformance.bench import Bench
+from moorage.conformance.bench import Bench, settled
 from moorage.conformance.caller import Caller
 from moorage.conformance.follow_ups import FOLLOW_UPS, root_of
 from moorage.conformance.model import (
@@ -66,6 +66,8 @@ async def run_checks(
         run = Run(session, [one.id for one in chosen])
         for stage, checks in in_stages(chosen, config.seed):
             jobs = config.jobs if stage is Stage.PARALLEL else 1
+            if stage is Stage.LAST:
+                await run.finish_clean_up()
             async with aclosing(run.stage(checks, jobs)) as results:
                 async for result in results:
                     yield result
@@ -116,6 +118,17 @@ class Run:
                     suspects = []
         finally:
             await cancel_all(running)
+
+    async def finish_clean_up(self) -> None:
+        """Remove what the checks had made that saw the driver crash."""
+        steps, self._session.unfinished = self._session.unfinished, []
+        if not self._session.is_alive:
+            return
+        for act in steps:
+            try:
+                await settled(act)
+            except (CsiError, CheckFailed, NotMet) as error:
+                log.warning("clean-up failed", error=str(error))
 
     async def _with_check(self, check: Check) -> tuple[Check, CheckResult]:
         return check, await self._run(check)

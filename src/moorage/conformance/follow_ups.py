@@ -18,11 +18,15 @@ _SIZES = (
     "Data.*",
     "Answers.numbers",
 )
-_STEPS = ("Node*", "Orders.*", "Restart.during-publish", "Restart.keeps-data")
+_STEPS = ("Node*", "Data.survives-*", "Orders.*", "Restart.during-publish", "Restart.keeps-data")
 
 FOLLOW_UPS: dict[str, tuple[str, ...]] = {
     "Identity.name": ("Identity.version",),
-    "CreateVolume.works": ("CreateVolume.*", "Claims.served"),
+    "NodeGetInfo.works": ("ControllerPublishVolume.*",),
+    "CreateVolume.works": ("Claims.served", "Secrets.not-echoed"),
+    "NodePublishVolume.works": ("Orders.*", "Leaks.*"),
+    "NodeUnpublishVolume.works": ("Leaks.*",),
+    "NodeUnstageVolume.works": ("Leaks.*",),
     "CreateVolume.restore": ("CreateVolume.clone", "CreateVolume.restore-*", "Data.restore*", "DeleteVolume.*outlive"),
     "CreateVolume.repeated": ("CreateVolume.*", "DeleteVolume.*", "Leaks.volumes", *_RESTARTS),
     "CreateVolume.size": _SIZES,
@@ -37,7 +41,7 @@ FOLLOW_UPS: dict[str, tuple[str, ...]] = {
     "ControllerModifyVolume.refuses-unknown": ("ControllerModifyVolume.*", "CreateVolume.mutable-parameters"),
     "ControllerPublishVolume.unknown-node": ("Leaks.volumes",),
     "ControllerUnpublishVolume.repeated": ("Controller*ublishVolume.*", "Data.*", "Leaks.volumes"),
-    "ControllerExpandVolume.works": ("ControllerExpandVolume.*", "Data.grows-*"),
+    "ControllerExpandVolume.works": ("Data.grows-*",),
     "GetCapacity.works": ("GetCapacity.*", "Answers.numbers"),
     "ListVolumes.ids": (
         *("ListVolumes.*", "DeleteVolume.concurrent", "CreateVolume.given-up", "Leaks.volumes"),
@@ -58,6 +62,8 @@ FOLLOW_UPS: dict[str, tuple[str, ...]] = {
     "NodeUnpublishVolume.repeated": _STEPS,
     "NodeUnstageVolume.repeated": _STEPS,
     "Data.survives-restage": ("Data.*", "Orders.*", "Restart.keeps-data", "GetMetadata*"),
+    "Data.grows-before-publish": ("Data.grows-while-published",),
+    "NodePublishVolume.read-only": ("NodePublishVolume.other-way",),
     "Data.size-is-real": _SIZES,
     "Data.snapshot-keeps": (
         *("Data.*restore*", "Data.snapshot-*", "GetMetadata*", "DeleteSnapshot.is-gone"),
@@ -76,4 +82,6 @@ def root_of(check_id: str, broken: Iterable[str]) -> str:
 
 
 def _follows(check_id: str, root: str) -> bool:
-    return any(fnmatchcase(check_id, pattern) for pattern in FOLLOW_UPS.get(root, ()))
+    """A call that does not work at all explains whatever else fails about it."""
+    own = (f"{root.removesuffix('.works')}.*",) if root.endswith(".works") else ()
+    return any(fnmatchcase(check_id, pattern) for pattern in (*own, *FOLLOW_UPS.get(root, ())))

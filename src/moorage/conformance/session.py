@@ -9,9 +9,10 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -53,6 +54,7 @@ class Session:
     broken: dict[str, CheckResult] = field(default_factory=dict)  # the failed checks by id
     violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     loop_devices: dict[int, str] = field(default_factory=dict)  # number and backing file of those seen at our paths
+    unfinished: list[Callable[[], Awaitable[Any]]] = field(default_factory=list)  # clean-ups that a crash interrupted
     deferred: list[tuple[str, str]] = field(default_factory=list)  # clean-ups that failed, and the checks about them
     hangs: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # by method, the checks that met it
     losses: int = 0  # how often the connection was lost

@@ -113,8 +113,10 @@ async def test_a_call_that_always_hangs_is_waited_for_once_and_the_rest_goes_on(
 
 
 async def test_a_crash_among_parallel_checks_is_blamed_on_the_right_one_after_a_restart():
-    only = ["CreateVolume.*", "DeleteVolume.*", "ListVolumes.*"]
+    only = ["CreateVolume.*", "DeleteVolume.*", "ListVolumes.*", "Leaks.*"]
     results = await check_mutant(MUTANTS["race-crashes"], only, jobs=6)
     failed = [(result.id, str(result.kind)) for result in results if result.result is Outcome.FAILED]
     assert failed == [("CreateVolume.concurrent", "crash")]
+    left = next(result for result in results if result.id == "Leaks.volumes")
+    assert left.result is Outcome.PASSED, left.detail
     assert not [result.id for result in results if result.result is Outcome.NOT_RUN]

@@ -6,8 +6,8 @@ Owns: `load`, and the order in which the subjects are listed.
 import importlib
 
 MODULES = (
-    "basics",
     "identity",
+    "basics",
     "arguments",
     "volumes",
     "lists",

@@ -169,7 +169,7 @@ async def complete(bench: Bench) -> None:
     "NodeGetInfo.works",
     "NodeGetInfo gives the same node_id each time, of at most 256 bytes, and no negative limit.",
     "node:SERVICE",
-    stage=Stage.QUICK,
+    stage=Stage.BASIC,
 )
 async def node_info(bench: Bench) -> None:
     answer = await bench.client.NodeGetInfo(pb.NodeGetInfoRequest())
