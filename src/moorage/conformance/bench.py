@@ -202,10 +202,11 @@ class Bench:
         """Undo everything. Returns what failed, each with the check that is about it."""
         problems: list[LeftBehind | NotMet] = []
         self.client.is_cleanup = True
-        hangs = False
+        is_whole = True
         while self.undo:
             if not self.session.is_alive:
                 self._leave_to_the_end()
+                is_whole = False
                 break
             step = self.undo.pop()
             try:
@@ -213,15 +214,16 @@ class Bench:
             except DriverCrashed:
                 self.undo.append(step)
                 self._leave_to_the_end()
+                is_whole = False
                 break
             except NotMet as unmet:  # the call would hang again
-                hangs = True
+                is_whole = False
                 problems.append(unmet)
             except (CsiError, CheckFailed) as error:
                 problems.append(NotMet(step.owner, error))
         for folder in self.folders:
             found = await in_thread(clean_up, folder)
-            problems += [NotMet(owner, LeftBehind(sentence)) for owner, sentence in found if not hangs]
+            problems += [NotMet(owner, LeftBehind(sentence)) for owner, sentence in found if is_whole]
         return problems
 
     def _leave_to_the_end(self) -> None:

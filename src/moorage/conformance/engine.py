@@ -135,7 +135,7 @@ class Run:
 
     def _noted(self, result: CheckResult) -> CheckResult:
         self._waiting.discard(result.id)
-        if result.result is Outcome.FAILED:
+        if result.result in (Outcome.FAILED, Outcome.FOLLOW_UP):
             self._session.broken[result.id] = result
         return result
 
@@ -262,9 +262,14 @@ class Run:
         is_leftover = result.kind is FailureKind.LEFTOVER
         alike = [id for id, one in self._session.broken.items() if is_leftover or one.kind is result.kind]
         root = root_of(result.id, alike)
-        return replace(result, result=Outcome.FOLLOW_UP, because=root) if root else result
+        return replace(result, result=Outcome.FOLLOW_UP, because=self._first_cause(root)) if root else result
+
+    def _first_cause(self, check_id: str) -> str:
+        known = self._session.broken.get(check_id)
+        return known.because or check_id if known is not None else check_id
 
     def _not_run(self, check: Check, because: str) -> CheckResult:
+        because = self._first_cause(because)
         return CheckResult(check.id, check.rule, Outcome.NOT_RUN, because=because)
 
 

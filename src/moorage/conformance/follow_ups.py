@@ -18,7 +18,7 @@ _SIZES = (
     "Data.*",
     "Answers.numbers",
 )
-_STEPS = ("Node*", "Data.survives-*", "Orders.*", "Restart.during-publish", "Restart.keeps-data")
+_STEPS = ("Node*", "Data.*", "Orders.*", "Restart.during-publish", "Restart.keeps-data")
 
 FOLLOW_UPS: dict[str, tuple[str, ...]] = {
     "Identity.name": ("Identity.version",),
@@ -55,6 +55,10 @@ FOLLOW_UPS: dict[str, tuple[str, ...]] = {
         "ListSnapshots.follows",
         "Restart.*snapshot*",
     ),
+    "Data.snapshot-keeps": (
+        *("Data.*restore*", "Data.snapshot-*", "GetMetadata*", "DeleteSnapshot.is-gone"),
+        *("DeleteVolume.snapshots-outlive", "CreateVolume.*source*", "CreateVolume.restore-*"),
+    ),
     "DeleteSnapshot.is-gone": ("DeleteSnapshot.*", "ListSnapshots.follows", "Leaks.snapshots"),
     "ListSnapshots.filters": ("ListSnapshots.*", "CreateSnapshot.given-up", "*GroupSnapshot.*", "Restart.*snapshot*"),
     "NodeStageVolume.repeated": _STEPS,
@@ -65,10 +69,6 @@ FOLLOW_UPS: dict[str, tuple[str, ...]] = {
     "Data.grows-before-publish": ("Data.grows-while-published",),
     "NodePublishVolume.read-only": ("NodePublishVolume.other-way",),
     "Data.size-is-real": _SIZES,
-    "Data.snapshot-keeps": (
-        *("Data.*restore*", "Data.snapshot-*", "GetMetadata*", "DeleteSnapshot.is-gone"),
-        *("DeleteVolume.snapshots-outlive", "CreateVolume.*source*", "CreateVolume.restore-*"),
-    ),
     "CreateVolume.unknown-source-snapshot": ("DeleteSnapshot.is-gone",),
     "Data.clone-is-a-copy": ("CreateVolume.clone-*", "CreateVolume.unknown-source-volume"),
     "GetMetadataDelta.is-complete": ("GetMetadata*.resumes",),
