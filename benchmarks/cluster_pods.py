@@ -18,7 +18,7 @@ from moorage.cluster.demo import claim, pod
 from moorage.cluster.run import Cluster
 from moorage.cluster.settings import UpSettings
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim, Pod
 
 SCRIPT = "trap 'exit 0' TERM; sleep infinity & wait"

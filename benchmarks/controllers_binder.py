@@ -27,7 +27,7 @@ from moorage.controllers.binder.run import run
 from moorage.controllers.context import Activity, ControllerContext, ControllerOptions, Recorders
 from moorage.kube.api.client import Client, ObjectList, WatchEvent
 from moorage.kube.api.config import ApiConfig
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.objects import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import as_document
 from moorage.testing import serve

@@ -15,7 +15,7 @@ from moorage.cli.app import App, Port, Verbose
 from moorage.cli.sizes import bytes_from
 from moorage.cluster.run import Cluster, StartReport
 from moorage.cluster.settings import UpSettings
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.objects import PersistentVolumeClaim, Pod
 from moorage.process import StopEvent, cancel_all, run_unless, stop_event
 

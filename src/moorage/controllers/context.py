@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.controller import Backoff, Controller, Resync, Watch
 from moorage.kube.control.controller import run as run_controllers
 from moorage.kube.control.events import Recorder

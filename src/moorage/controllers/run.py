@@ -18,7 +18,7 @@ from typing import cast
 from moorage.controllers.context import Activity, ControllerContext, ControllerOptions, Recorders
 from moorage.errors import UsageError
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control import probes as endpoint
 from moorage.kube.control.election import ElectionConfig, Elector
 from moorage.log import get_logger

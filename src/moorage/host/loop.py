@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import random
-import signal
 import stat
 import struct
 import threading
@@ -24,23 +23,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorage.host.errors import HostError, LoopGone, host_error
+from moorage.host.loop_info import INFO, SYS, backing_of, file_of, is_open_elsewhere, plain_path, read_status
 from moorage.host.probe import probe_known
 
-_SYS = "/sys/devices/virtual/block"  # what the links in /sys/block lead to
 _CONTROL = "/dev/loop-control"
 _MAJOR = 7
-_SET_FD_DIRECT, _CLR_FD, _GET_STATUS64, _SET_CAPACITY, _CONFIGURE = 0x4C08, 0x4C01, 0x4C05, 0x4C07, 0x4C0A
+_SET_FD_DIRECT, _CLR_FD, _SET_CAPACITY, _CONFIGURE = 0x4C08, 0x4C01, 0x4C07, 0x4C0A
 _CTL_REMOVE, _CTL_GET_FREE = 0x4C81, 0x4C82
 _BLKRASET, _BLKGETSIZE64 = 0x1262, 0x80081272
 _READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
-# struct loop_info64: device, inode, rdevice, offset, sizelimit, number, encrypt_type,
-# encrypt_key_size, flags, file_name, crypt_name, encrypt_key, init[2]
-_INFO = struct.Struct("=QQQQQIIII64s64s32sQQ")
-_CONFIG = struct.Struct(f"=II{_INFO.size}s64x")
+_CONFIG = struct.Struct(f"=II{INFO.size}s64x")
 _ATTEMPTS = 256
-_PAGE_BYTES = 4096  # no attribute in sysfs is longer
 _ATTACHING = threading.Lock()
-_F_SETSIG = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,7 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(random.uniform(0, 0.002 * min(attempt, 10)))
-            info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
+            info = INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
             # Threads of one process would all be told the same free number; other processes may be too.
             with _ATTACHING, _opened(ensure_node(number := _free_number()), os.O_RDWR) as device_fd:
                 try:
@@ -96,8 +90,8 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
 
 def files() -> list[tuple[int, bytes]]:
     """The number of every attached device, and what the kernel tells of its file's path."""
-    with _opened(_SYS, os.O_RDONLY | os.O_DIRECTORY) as directory:
-        told = ((number, _backing_of(number, directory)) for number in numbers())
+    with _opened(SYS, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        told = ((number, backing_of(number, directory)) for number in numbers())
         return [(number, text) for number, text in told if text is not None]
 
 
@@ -107,7 +101,7 @@ def find(backing: str | Path, among: Iterable[tuple[int, bytes]] | None = None) 
         wanted = os.stat(backing)
     except FileNotFoundError:
         return []
-    if not _is_open_elsewhere(backing):
+    if not is_open_elsewhere(backing):
         return []
     file, real = (wanted.st_dev, wanted.st_ino), os.fsencode(os.path.realpath(backing))
     found = []
@@ -137,7 +131,7 @@ def told_at(path: str, among: Iterable[tuple[int, bytes]]) -> list[LoopDevice]:
     """The devices whose file is or was at this path, as the kernel tells it: deleted, or replaced by another."""
     found = []
     for number, text in among:
-        if _plain(text) == path:
+        if plain_path(text) == path:
             with contextlib.suppress(HostError):  # detached in the meantime
                 found.append(at(number))
     return found
@@ -157,7 +151,7 @@ def attached(below: str | Path | None = None) -> list[LoopDevice]:
 
 def is_below(number: int, directory: str | Path) -> bool:
     """Whether the file of this loop device lies below a directory."""
-    text = _backing_of(number)
+    text = backing_of(number)
     return text is not None and _path_below(number, text, directory) is not None
 
 
@@ -197,8 +191,8 @@ def held(device: LoopDevice) -> Iterator[int]:
             if failed.errno == errno.ENXIO:
                 raise gone from failed
             raise
-        status = _status(device.number, fd)
-        if status is None or _file_of(status) != device.file:
+        status = read_status(device.number, fd)
+        if status is None or file_of(status) != device.file:
             raise gone
         yield fd
 
@@ -226,7 +220,7 @@ def detach(device: LoopDevice) -> bool:
 def wait_detached(device: LoopDevice, timeout_s: float = 10.0) -> bool:
     """Whether the device let go of its file in time; its last openers may close a little later."""
     deadline = time.monotonic() + timeout_s
-    while _backing_of(device.number) is not None and is_still(device):
+    while backing_of(device.number) is not None and is_still(device):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
@@ -235,7 +229,7 @@ def wait_detached(device: LoopDevice, timeout_s: float = 10.0) -> bool:
 
 def numbers() -> set[int]:
     """Every loop device that the kernel has, attached or not."""
-    with os.scandir(_SYS) as entries:
+    with os.scandir(SYS) as entries:
         return {int(entry.name[4:]) for entry in entries if entry.name.startswith("loop")}
 
 
@@ -344,15 +338,15 @@ def _control() -> Iterator[int]:
 
 
 def _described(number: int, fd: int) -> LoopDevice:
-    status = _status(number, fd)
+    status = read_status(number, fd)
     if status is None:
         raise HostError(f"/dev/loop{number} is not attached to a file", errno.ENXIO)
     flags = status[8]
-    text = _backing_of(number) or b""
+    text = backing_of(number) or b""
     return LoopDevice(
         number=number,
-        file=_file_of(status),
-        backing_file=_plain(text),
+        file=file_of(status),
+        backing_file=plain_path(text),
         is_deleted=text.endswith(b" (deleted)"),
         direct_io=bool(flags & _DIRECT_IO),
         read_only=bool(flags & _READ_ONLY),
@@ -360,32 +354,13 @@ def _described(number: int, fd: int) -> LoopDevice:
     )
 
 
-def _status(number: int, fd: int) -> tuple[int, ...] | None:
-    try:
-        answer = fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))
-    except OSError as failed:
-        if failed.errno == errno.ENXIO:
-            return None
-        raise host_error("read", f"/dev/loop{number}", failed) from failed
-    return _INFO.unpack(answer)
-
-
 def _inode_of(number: int) -> tuple[int, int] | None:
     try:
         with _opened(ensure_node(number), os.O_RDONLY) as fd:
-            status = _status(number, fd)
+            status = read_status(number, fd)
     except HostError:
         return None
-    return None if status is None else _file_of(status)
-
-
-def _file_of(status: tuple[int, ...]) -> tuple[int, int]:
-    return (_decode_device(status[0]), status[1])
-
-
-def _decode_device(encoded: int) -> int:
-    """The kernel's 32-bit device encoding as os.stat gives it."""
-    return os.makedev((encoded >> 8) & 0xFFF, (encoded & 0xFF) | ((encoded >> 12) & 0xFFF00))
+    return None if status is None else file_of(status)
 
 
 def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
@@ -394,7 +369,7 @@ def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
     The kernel tells the path in the mount through which the file was opened. When that was a container's, and the
     container is gone, the path begins at the root of that mount: some end of it leads to the file from here.
     """
-    base, plain = os.path.realpath(directory), _plain(text)
+    base, plain = os.path.realpath(directory), plain_path(text)
     if plain.startswith(f"{base.rstrip('/')}/"):
         return plain
     parts = plain.strip("/").split("/")
@@ -407,47 +382,6 @@ def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
         if (seen.st_dev, seen.st_ino) == _inode_of(number):
             return path
     return None
-
-
-def _backing_of(number: int, directory: int | None = None) -> bytes | None:
-    """The path of a device's file; None when it is not attached. `directory` is that of all devices, opened."""
-    path = f"loop{number}/loop/backing_file" if directory is not None else f"{_SYS}/loop{number}/loop/backing_file"
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:  # not attached: the directory is not there
-        return None
-    try:
-        return os.read(fd, _PAGE_BYTES).removesuffix(b"\n")
-    except OSError:  # detached in the meantime
-        return None
-    finally:
-        os.close(fd)
-
-
-def _plain(text: bytes | None) -> str:
-    return os.fsdecode((text or b"").removesuffix(b" (deleted)"))
-
-
-def _is_open_elsewhere(path: str | Path) -> bool:
-    """Whether anybody on this machine has the file open, in constant time.
-
-    The kernel grants a write lease only on a file that nobody else has open, and a loop device
-    has its file open. Where leases are unknown, "perhaps" is the answer.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return True
-    try:
-        # An opener in between would signal us with SIGIO, which kills; SIGURG is ignored.
-        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _size(fd: int) -> int:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import ChangeHandler, Informers
+from moorage.kube.cache.informer import ChangeHandler
+from moorage.kube.cache.informers import Informers
 from moorage.kube.names import SELECTED_NODE
 from moorage.kube.objects import (
     KubeObject,

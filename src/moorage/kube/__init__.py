@@ -1,4 +1,4 @@
 """What every component uses to talk to Kubernetes: objects, client, informer, queue, election, events.
 
-Start reading at: `client.Client`, `informer.Informers`, `queue.WorkQueue`.
+Start reading at: `api.client.Client`, `cache.informers.Informers`, `control.controller.Controller`.
 """

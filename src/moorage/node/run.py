@@ -22,7 +22,7 @@ from moorage.csi.pending import on_behalf_of
 from moorage.errors import MoorageError, UsageError
 from moorage.kube.api.client import Client
 from moorage.kube.cache.by_name import ByNameInformer
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.events import Recorder
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import KubeObject, ObjectReference
@@ -37,7 +37,7 @@ from moorage.node.plugins.registry import DriverRegistry
 from moorage.node.pods.container_spec import SpecMaker
 from moorage.node.pods.manager import PodManager
 from moorage.node.pods.status_writer import StatusWriter
-from moorage.node.pods.worker import Tools
+from moorage.node.pods.tools import Tools
 from moorage.node.runtime.cgroups import ContainerCgroups
 from moorage.node.runtime.process_runtime import ProcessRuntime
 from moorage.node.serve.run import Endpoint

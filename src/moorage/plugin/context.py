@@ -6,16 +6,17 @@ Start reading at: `PluginContext`.
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorage.csi.inflight import InFlight
 from moorage.host.targets import Target, check_below, check_path
-from moorage.plugin.io_limits import IoCgroups
-from moorage.plugin.node.errors import NotAtPath
+from moorage.plugin.errors import NotAtPath
+from moorage.plugin.io_limits import IoCgroups, LimitsUnsupported
 from moorage.plugin.settings import PluginSettings
 from moorage.sdk.operations import BlockingCalls
-from moorage.storage import Pool, Pools, errors, ids
+from moorage.storage import Pool, Pools, VolumeKind, errors, ids, tunables
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class PluginContext:
         if not os.path.isabs(path) or not path.strip("/"):
             raise NotAtPath(volume_id, path)
         self.check_path("volume_path", path)
+
+    def check_io_limits(self, changes: Mapping[str, str], kind: VolumeKind) -> None:
+        """Raise LimitsUnsupported if I/O limits are asked for where they cannot be set."""
+        settings = tunables.Tunables.of(changes)
+        if settings.has_io_limits and (why := self.cgroups.why_unsupported(kind is VolumeKind.DIRECTORY)):
+            raise LimitsUnsupported(f"I/O limits are not possible: {why}")
 
     def pool_of_volume(self, volume_id: str) -> Pool:
         """The pool that has the volume; VolumeNotFound for an unknown id."""

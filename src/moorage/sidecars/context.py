@@ -12,7 +12,8 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.access_modes import capability_of
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import ApiConfig
-from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.controller import Backoff, Controller
 from moorage.kube.control.events import Recorder
 from moorage.kube.control.queue import Reconcile

@@ -15,7 +15,7 @@ from typing import Literal
 from moorage.kube import names
 from moorage.kube.api.client import Client, PatchType
 from moorage.kube.api.discovery import is_served
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import NotFound
 from moorage.kube.names import lease_name

@@ -15,7 +15,7 @@ from moorage.csi.pending import in_flight_text
 from moorage.errors import MoorageError, UsageError
 from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control import probes as http
 from moorage.kube.control.election import ElectionConfig, Elector, LeadershipLost
 from moorage.kube.errors import ApiError, Forbidden

@@ -7,11 +7,10 @@ without locks, on any filesystem with atomic links, safe against kill -9 at ever
 the fencing token, so tokens only grow. A state is the text of a symbolic link, which has its content
 from its first moment, so that one fsync is enough; a state too long for that is a file.
 May not touch: mounts and devices; a node verifies its token and acts on that.
-Start reading at: `Attachments.attach`, `_Cas.swap`.
+Start reading at: `Attachments.attach`, `StateFiles.swap`.
 """
 
 import contextlib
-import errno
 import os
 import secrets
 import time
@@ -21,6 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from moorage.log import get_logger
+from moorage.storage.attachment_state import _SPLIT, AttachedNode, AttachState, StateFiles
 from moorage.storage.context import PoolContext
 from moorage.storage.errors import (
     AttachedDifferently,
@@ -35,36 +35,15 @@ from moorage.storage.errors import (
     VolumeInUse,
     VolumeNotFound,
 )
-from moorage.storage.failpoints import reached
 from moorage.storage.ids import VolumeId, id_from, is_volume_id
-from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
+from moorage.storage.layout import read_file, replace_file
 from moorage.storage.model import Attachment, PoolScope
 
 log = get_logger(__name__)
 
 DIRECTORY = "attach"
-_KEPT = 2
-_LONGEST_LINK = 960  # XFS takes 1024 bytes, others more
-_DRAFT_LIFE_S = 3600
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_SPLIT = {errno.EIO, errno.ENOTCONN}
-_ATTEMPTS = 1000
 _MULTI_NODE = "MULTI_NODE_"
 _READERS = ("MULTI_NODE_READER_ONLY", "SINGLE_NODE_READER_ONLY")
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    token: int
-    readonly: bool
-    mode: str
-
-
-class _State(msgspec.Struct, frozen=True):
-    """One generation. `nonce` tells a writer whether a link that seemed to fail was its own."""
-
-    nodes: dict[str, _Entry] = {}
-    nonce: str = ""
-    sealed: bool = False
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -146,9 +125,9 @@ class Attachments:
         """Give a volume to a node; the same again gives the same token."""
         self._check_volume(volume_id)
         node = self._node(node_id)
-        entry: _Entry | None = None
+        entry: AttachedNode | None = None
 
-        def change(token: int, state: _State) -> _State | None:
+        def change(token: int, state: AttachState) -> AttachState | None:
             nonlocal entry
             if state.sealed:
                 raise VolumeInUse(f"volume {volume_id} is being deleted")
@@ -162,8 +141,8 @@ class Attachments:
                 entry = held
                 return None
             _check_others(volume_id, mode, readonly, state)
-            entry = _Entry(token, readonly, mode)
-            return _State({**state.nodes, node_id: entry}, secrets.token_hex(8))
+            entry = AttachedNode(token, readonly, mode)
+            return AttachState({**state.nodes, node_id: entry}, secrets.token_hex(8))
 
         with self._changing(f"attach volume {volume_id}"):
             self._mark(node, volume_id)
@@ -184,12 +163,12 @@ class Attachments:
             return False
         taken: list[str] = []
 
-        def change(token: int, state: _State) -> _State | None:
+        def change(token: int, state: AttachState) -> AttachState | None:
             taken[:] = [node_id] if node_id in state.nodes else [] if node_id else list(state.nodes)
             if not taken:
                 return None
             kept = {node: entry for node, entry in state.nodes.items() if node not in taken}
-            return _State(kept, secrets.token_hex(8))
+            return AttachState(kept, secrets.token_hex(8))
 
         with self._changing(f"detach volume {volume_id}"):
             self._cas(volume_id).swap(change)
@@ -202,10 +181,10 @@ class Attachments:
     def seal(self, volume_id: str) -> None:
         """Before a deletion: refuse if anybody has the volume, and let nobody have it from now on."""
 
-        def change(token: int, state: _State) -> _State | None:
+        def change(token: int, state: AttachState) -> AttachState | None:
             if state.nodes:
                 raise VolumeInUse(f"volume {volume_id} is attached to {', '.join(sorted(state.nodes))}")
-            return None if state.sealed else _State({}, secrets.token_hex(8), sealed=True)
+            return None if state.sealed else AttachState({}, secrets.token_hex(8), sealed=True)
 
         with self._changing(f"delete volume {volume_id}"):
             self._cas(volume_id).swap(change)
@@ -213,10 +192,10 @@ class Attachments:
     def unseal(self, directory: str) -> None:
         """Before a volume comes back from the trash, where it lies in `directory`: it can be attached again."""
 
-        def change(token: int, state: _State) -> _State | None:
-            return _State({}, secrets.token_hex(8)) if state.sealed else None
+        def change(token: int, state: AttachState) -> AttachState | None:
+            return AttachState({}, secrets.token_hex(8)) if state.sealed else None
 
-        _Cas(os.path.join(directory, DIRECTORY)).swap(change)
+        StateFiles(os.path.join(directory, DIRECTORY)).swap(change)
 
     def of_volume(self, volume_id: str) -> list[Attachment]:
         """Who has the volume now."""
@@ -259,8 +238,8 @@ class Attachments:
                 self._layout.check_present()
                 raise AttachmentsUnreadable(what, failed) from failed
 
-    def _cas(self, volume_id: str) -> "_Cas":
-        return _Cas(os.path.join(self._volume_directory(volume_id), DIRECTORY))
+    def _cas(self, volume_id: str) -> "StateFiles":
+        return StateFiles(os.path.join(self._volume_directory(volume_id), DIRECTORY))
 
     # --- the limit -------------------------------------------------------------------------
 
@@ -302,148 +281,7 @@ class Attachments:
         return node_id in state.nodes
 
 
-class _Cas:
-    """The numbered states of one volume."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-
-    def read(self) -> tuple[int, _State]:
-        """The latest number and state; 0 and empty when there was never one."""
-        for _ in range(_ATTEMPTS):
-            number = self._latest()
-            if number == 0:
-                return 0, _State()
-            path = os.path.join(self._directory, str(number))
-            try:
-                raw = _content(path)
-            except OSError as failed:
-                if failed.errno not in (errno.ENOENT, errno.ESTALE):
-                    raise
-                continue  # two generations passed while we looked; over a network, that may be a stale handle
-            try:
-                return number, msgspec.json.decode(raw, type=_State)
-            except (msgspec.DecodeError, UnicodeDecodeError) as failed:
-                raise DamagedRecord(path, str(failed)) from failed
-        raise Busy(f"{self._directory} changes too fast to be read; try again")
-
-    def swap(self, change: Callable[[int, _State], _State | None]) -> None:
-        """Apply a change to the latest state, again until nobody was in between.
-
-        `change` gets the number that its result would have and the state before; None means that
-        there is nothing to do.
-        """
-        for attempt in range(_ATTEMPTS):
-            number, state = self.read()
-            wanted = change(number + 1, state)
-            if wanted is None or self._try(number + 1, wanted):
-                return
-            time.sleep(min(0.05, secrets.randbelow(1000) / 1e6 * (attempt + 1)))
-        raise Busy(f"{self._directory}: too many others change it; try again")
-
-    def _try(self, number: int, wanted: _State) -> bool:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self._directory, 0o700)
-            fsync_path(os.path.dirname(self._directory))
-        place = os.path.join(self._directory, str(number))
-        if not self._make(place, wanted):
-            return False
-        reached("attach.linked")
-        # A number that was cleaned up long ago can be linked again; the latest one decides.
-        if self._latest() != number and not self._was_followed(number):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(place)
-            return False
-        fsync_path(self._directory)
-        self._clean(number)
-        return True
-
-    def _make(self, place: str, wanted: _State) -> bool:
-        """Give a state its number, as a whole; False when somebody else has that number."""
-        content = msgspec.json.encode(wanted)
-        draft = os.path.join(self._directory, f".{int(time.time())}-{wanted.nonce}")
-        if len(content) > _LONGEST_LINK:
-            write_file(draft, content)
-        else:
-            # Over a network, the answer to a success can be lost and its repetition fail; the nonce makes it ours.
-            with contextlib.suppress(FileExistsError):
-                os.symlink(content, os.fsencode(draft))
-        reached("attach.prepared")
-        try:
-            self._link(draft, place, content)
-        except FileExistsError:
-            return self._is_ours(place, wanted)  # the answer may have been lost here too
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
-        return True
-
-    def _link(self, draft: str, place: str, content: bytes) -> None:
-        """Others look for `place` already: a link does not mind, but on GlusterFS a new symbolic link would."""
-        try:
-            os.link(draft, place, follow_symlinks=False)
-        except OSError as failed:
-            if failed.errno not in _NO_LINKS or len(content) > _LONGEST_LINK:
-                raise
-            os.symlink(content, os.fsencode(place))
-
-    def _was_followed(self, number: int) -> bool:
-        """Whether the states after ours were built on it: they are if none is missing in between."""
-        numbers = self._numbers()
-        return bool(numbers) and number in numbers and number >= max(numbers) - _KEPT
-
-    def _is_ours(self, place: str, wanted: _State) -> bool:
-        try:
-            return msgspec.json.decode(_content(place), type=_State).nonce == wanted.nonce
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-            return False
-        except OSError as failed:
-            if failed.errno != errno.ESTALE:  # replaced meanwhile: the next look tells who has it
-                raise
-            return False
-
-    def _latest(self) -> int:
-        return max(self._numbers(), default=0)
-
-    def _numbers(self) -> set[int]:
-        try:
-            names = os.listdir(self._directory)
-        except FileNotFoundError:
-            return set()
-        except OSError as failed:
-            if failed.errno == errno.ENOTDIR:
-                raise DamagedRecord(self._directory, "it is not a directory") from failed
-            raise
-        return {int(name) for name in names if name.isascii() and name.isdigit()}
-
-    def _clean(self, number: int) -> None:
-        """Remove old generations, and drafts of the dead."""
-        for name in os.listdir(self._directory):
-            path = os.path.join(self._directory, name)
-            with contextlib.suppress(FileNotFoundError):
-                is_old = name.isdigit() and int(name) < number - _KEPT
-                is_draft = name.startswith(".") and _age_s(path, name) > _DRAFT_LIFE_S
-                if is_old or is_draft:
-                    os.unlink(path)
-
-
-def _age_s(path: str, name: str) -> float:
-    """How old a draft is; its name says so, because looking it up could disturb its writer."""
-    made, dash, _ = name[1:].partition("-")
-    return time.time() - (int(made) if dash and made.isdigit() else os.lstat(path).st_mtime)
-
-
-def _content(path: str) -> bytes:
-    """The text of a state, which is never followed as a link."""
-    try:
-        return os.readlink(os.fsencode(path))
-    except OSError as failed:
-        if failed.errno != errno.EINVAL:  # it is no symbolic link
-            raise
-    return read_file(path)
-
-
-def _check_others(volume_id: str, mode: str, readonly: bool, state: _State) -> None:
+def _check_others(volume_id: str, mode: str, readonly: bool, state: AttachState) -> None:
     """Refuse what the others' attachments do not allow."""
     for node, held in state.nodes.items():
         if not mode.startswith(_MULTI_NODE) or not held.mode.startswith(_MULTI_NODE):

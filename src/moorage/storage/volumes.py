@@ -16,12 +16,12 @@ import msgspec
 from moorage.host.extents import CopyProgress, copy_sparse
 from moorage.log import get_logger
 from moorage.storage import attachments, directories, tunables
+from moorage.storage.compatible import compatible
 from moorage.storage.context import PoolContext
 from moorage.storage.copies import Copier, Job
 from moorage.storage.errors import (
     DamagedRecord,
     InvalidValue,
-    NameTaken,
     SizeOutOfRange,
     VolumeInUse,
     VolumeNotFound,
@@ -124,7 +124,7 @@ class Volumes:
             existing = self.find(ident)
             if existing is not None:
                 self._layout.sync(self._layout.volumes)  # its maker may have died before it did
-                return _compatible(existing, request)
+                return compatible(existing, request)
             origin = self._origin(request)
             size = plan_size(request, origin.size_bytes if origin else 0)
             with self._context.ledger.reserved(size, f"volume {request.name}"):
@@ -133,7 +133,7 @@ class Volumes:
                 made = self._build(ident, request, wanted, size, origin, progress)
             if made is None:  # another process was first
                 self._context.ledger.changed(promised=-size)
-                return _compatible(self.get(ident), request)
+                return compatible(self.get(ident), request)
         self._context.changed_by_guest()
         log.info("volume created", volume=ident, pool=made.pool, kind=made.kind, size=size, copy=made.copy_path)
         return made
@@ -363,35 +363,6 @@ class Volumes:
 
     def is_half_formatted(self, ident: str) -> bool:
         return is_volume_id(ident) and os.path.exists(os.path.join(self.directory(ident), HALF_FORMATTED))
-
-
-def _compatible(existing: Volume, request: CreateVolume) -> Volume:
-    """The existing volume, if it is what the request describes."""
-    check_range(request.required_bytes, request.limit_bytes)
-    differs = _difference(existing, request)
-    if differs:
-        raise NameTaken("volume", request.name, differs)
-    return existing
-
-
-def _difference(existing: Volume, request: CreateVolume) -> str:
-    size, required, limit = existing.size_bytes, request.required_bytes, request.limit_bytes
-    if size < required or (limit and size > limit):
-        return f"its size is {size} bytes, outside of {required} to {limit or 'any'}"
-    if existing.kind is not request.kind:
-        return f"its kind is {existing.kind}, not {request.kind}"
-    if existing.kind is VolumeKind.IMAGE and existing.filesystem != request.filesystem:
-        return f"its filesystem is {existing.filesystem or 'none'}, not {request.filesystem or 'none'}"
-    if existing.thick != request.thick:
-        return f"it is {'thick' if existing.thick else 'thin'}"
-    if existing.source != request.source:
-        made = f"from {existing.source.kind} {existing.source.id}" if existing.source else "empty"
-        return f"it was made {made}"
-    if dict(existing.parameters) != dict(request.parameters):
-        return "its parameters differ"
-    if existing.ephemeral != request.ephemeral:
-        return "it belongs to another pod"
-    return ""
 
 
 def _unshare(data: str) -> None:

@@ -15,7 +15,8 @@ from moorage.insight.cluster_view import ClusterView, last_seen
 from moorage.insight.matching import lease_names
 from moorage.insight.reader import FIELDS, Reader
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informers import Informers
 from moorage.kube.errors import ApiError
 from moorage.kube.objects import (
     CSIDriver,

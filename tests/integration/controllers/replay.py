@@ -20,7 +20,7 @@ from moorage.controllers.context import Activity, ControllerContext, ControllerO
 from moorage.controllers.run import chosen
 from moorage.kube.api.client import Client
 from moorage.kube.api.config import ApiConfig
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.errors import ApiError
 from moorage.kube.quantity import BadQuantity, bytes_of
 from moorage.testing import serve

@@ -320,7 +320,7 @@ async def test_an_empty_dir_cut_short_by_a_crash_is_made_whole(lab):
         place.mkdir(parents=True)
         half.set()
 
-    made = agent.volumes._executor._plain._make
+    made = agent.volumes._loop._executor._plain._make
 
     def crash_once(use, source, directory, payload):
         if not half.is_set():
@@ -328,7 +328,7 @@ async def test_an_empty_dir_cut_short_by_a_crash_is_made_whole(lab):
             raise OSError("cut short")
         return made(use, source, directory, payload)
 
-    agent.volumes._executor._plain._make = crash_once
+    agent.volumes._loop._executor._plain._make = crash_once
     pod = await lab.pod(claim="", volumes=volumes, mounts=[{"name": "data", "mountPath": "/data"}])
     await lab.phase("p1", "Running")
     place = agent.layout.plain_volume(pod.uid, "kubernetes.io/empty-dir", "data")

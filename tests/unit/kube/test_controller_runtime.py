@@ -11,7 +11,8 @@ import pytest
 from moorage.errors import MoorageError
 from moorage.kube.api.client import PatchType
 from moorage.kube.cache.caches import Caches
-from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.controller import Backoff, Controller, Resync, Watch, run
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import AlreadyExists, Conflict, NotFound

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informers import Informers
 from moorage.kube.objects.core import ConfigMap
 
 MAPS = "/api/v1/namespaces/ns/configmaps"

@@ -11,7 +11,9 @@ from moorage.errors import InvalidRequest
 from moorage.kube.objects.core import Pod
 from moorage.node import downward
 from moorage.node.layout import NodeLayout, PodUid
-from moorage.node.pods.container_spec import BadContainer, expand, identity
+from moorage.node.pods.container_spec import expand
+from moorage.node.pods.errors import BadContainer
+from moorage.node.pods.identity import identity
 from moorage.node.serve import metrics
 from moorage.node.serve.logs import LogOptions, stream
 from moorage.node.volumes.mounters import ownership, vol_data

@@ -13,6 +13,7 @@ from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.run import _first_wishes
 from moorage.node.volumes import manager as run
+from moorage.node.volumes import restart
 from moorage.node.volumes.expand import NOT_YET
 from moorage.node.volumes.manager import VolumeManager
 from moorage.node.volumes.populate import Needs, uses_of
@@ -511,14 +512,14 @@ async def test_a_sweep_that_fails_is_told_of_and_ends_nothing(node, tmp_path, mo
         warning=lambda text, **_: told.append("in one line"),
         exception=lambda text, **_: told.append("with its traceback"),
     )
-    monkeypatch.setattr(run, "log", log)
+    monkeypatch.setattr(restart, "log", log)
 
     def fail(*_):
         raise error
 
     left = Left(node, tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(run.leftovers, "release_staged", fail)
+        broken.setattr(restart.leftovers, "release_staged", fail)
         node.manager.begin()
         await left.looked_at(node)
         await node.manager.sweep()

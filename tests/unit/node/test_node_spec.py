@@ -15,7 +15,10 @@ from moorage.kube.objects.core import ConfigMap, Pod, PodSecurityContext, PodVol
 from moorage.kube.volumes import VolumeName
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.pods import container_spec
-from moorage.node.pods.container_spec import BadContainer, SpecMaker, api_variables, expand, hostname_of, identity
+from moorage.node.pods import identity as pod_identity
+from moorage.node.pods.container_spec import SpecMaker, api_variables, expand, hostname_of
+from moorage.node.pods.errors import BadContainer
+from moorage.node.pods.identity import identity
 from moorage.node.runtime.sandbox import KEPT_CAPABILITIES
 from moorage.node.volumes.mounters.builtin import PlainBody
 from moorage.node.volumes.state import CsiSource, PlainSource, PodRef, VolumeUse
@@ -242,7 +245,7 @@ async def test_what_no_program_could_be_started_with_is_not_even_made(tmp_path, 
 async def test_home_and_group_are_those_of_the_account(tmp_path, monkeypatch):
     passwd = tmp_path / "passwd"
     passwd.write_text("root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:33:34::/var/www:/bin/false\n")
-    monkeypatch.setattr(container_spec, "_PASSWD", str(passwd))
+    monkeypatch.setattr(pod_identity, "_PASSWD", str(passwd))
     assert (await made(tmp_path))["env"]["HOME"] == "/root"
     found = await made(tmp_path, securityContext={"runAsUser": 33})
     assert (found["uid"], found["gid"], found["groups"], found["env"]["HOME"]) == (33, 34, [34], "/var/www")

@@ -3,11 +3,15 @@
 import select
 import socket
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import moorage
 from moorage.node.runtime import supervisor as module
 from moorage.node.runtime.supervisor import ContainerSupervisor
+from moorage.node.runtime.supervisor_io import pipes
 
 
 class Container:
@@ -96,7 +100,23 @@ def test_pipes_are_made_all_or_none(monkeypatch):
 
     monkeypatch.setattr(module.os, "pipe", pipe)
     with pytest.raises(OSError, match="Too many"):
-        module._pipes(4)
+        pipes(4)
     for fd in (*made[0], *made[1]):
         with pytest.raises(OSError, match="Bad file descriptor"):
             module.os.fstat(fd)
+
+
+def test_the_supervisor_loads_the_standard_library_and_small_modules_of_host():
+    source = Path(moorage.__file__).parents[1]
+    code = (
+        f"import sys; sys.path.insert(0, {str(source)!r}); import moorage.node.runtime.supervisor; print(*sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    ours = {name for name in ran.stdout.split() if name.startswith("moorage.")}
+    outside = {name for name in ours if not name.startswith("moorage.node")}
+    assert outside == {
+        "moorage.errors",
+        "moorage.host",
+        *(f"moorage.host.{name}" for name in ("boot", "errors", "libc")),
+    }
+    assert not {name for name in ours if name.startswith("moorage.node.") and ".runtime" not in name}

@@ -8,7 +8,8 @@ import pytest
 from moorage.kube.objects.core import Pod
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.pods import cleanup
-from moorage.node.pods.worker import PodWorker, Tools
+from moorage.node.pods.tools import Tools
+from moorage.node.pods.worker import PodWorker
 from moorage.node.runtime import RunningContainer
 from moorage.node.runtime.cgroups import ContainerCgroups
 

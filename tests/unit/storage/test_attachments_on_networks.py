@@ -17,7 +17,7 @@ from moorage.storage import (
     Pool,
     PoolConfig,
     PoolScope,
-    attachments,
+    attachment_state,
 )
 
 MIB = 1 << 20
@@ -59,7 +59,7 @@ def states(pool, volume):
 
 @pytest.fixture
 def with_calls(monkeypatch):
-    return lambda **replaced: monkeypatch.setattr(attachments, "os", Calls(**replaced))
+    return lambda **replaced: monkeypatch.setattr(attachment_state, "os", Calls(**replaced))
 
 
 def is_number(path):
@@ -134,7 +134,7 @@ def test_a_number_taken_by_another_and_stale_for_a_moment_is_read_again(pool, vo
     def link(source, target, **options):
         if not stale:  # the other node was faster
             stale.append(target)
-            attachments.os = os
+            attachment_state.os = os
             try:
                 pool.attachments.attach(volume, "n2", ONE)
             finally:

@@ -17,7 +17,7 @@ from moorage.controllers.context import ControllerContext
 from moorage.controllers.nodelifecycle import plan
 from moorage.controllers.nodelifecycle.plan import Heartbeat
 from moorage.kube.api.client import PatchType
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.controller import Backoff, Controller, Watch
 from moorage.kube.control.controller import run as run_controllers
 from moorage.kube.control.events import Recorder

@@ -9,7 +9,8 @@ has it: an informer of an unknown kind never becomes complete.
 
 from functools import cached_property
 
-from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informers import Informers
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.snapshots import (
     VolumeGroupSnapshot,

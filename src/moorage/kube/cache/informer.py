@@ -1,7 +1,7 @@
 """Cache the objects of one kind and notify handlers of changes.
 
 Owns: list and watch, resuming, relisting after 410, indexes, and calling handlers in order.
-Start reading at: `Informer.run`, `Informer.subscription`, `Informer.remember`, `Informers`.
+Start reading at: `Informer.run`, `Informer.subscription`, `Informer.remember`.
 
 A handler is called with (old, new) and should only enqueue a key. A cache never goes back in time: it drops an object
 that is older than the cached one, so a slow watch cannot undo what `remember` put in after an own write.
@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from moorage.kube.api.client import Client, WatchEvent
 from moorage.kube.cache.interning import shared
@@ -329,90 +329,3 @@ def _collect(fresh: dict[str, T], event: WatchEvent[T]) -> None:
         fresh[event.object.key] = shared(event.object)
     elif event.type == "DELETED":
         fresh.pop(event.object.key, None)
-
-
-class Informers:
-    """One informer per kind and scope, shared by all parts of a process.
-
-    Use as `async with Informers(client) as informers`; an informer asked for with `of` starts at once when the
-    block is entered, or when it is asked for inside.
-    """
-
-    def __init__(self, client: Client, *, resync_s: float = 0.0) -> None:
-        self.client = client
-        self._resync_s = resync_s
-        self._informers: dict[tuple[type[Any], str, str, str], Informer[Any]] = {}
-        self._by_kind: dict[type[Any], list[Informer[Any]]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._running = False
-
-    def of(self, kind: type[T], *, namespace: str = "", labels: str = "", fields: str = "") -> Informer[T]:
-        """The shared informer of a kind in a scope."""
-        key = (kind, namespace, labels, fields)
-        informer = self._informers.get(key)
-        if informer is None:
-            informer = self._add(
-                key,
-                Informer(self.client, kind, namespace=namespace, labels=labels, fields=fields, resync_s=self._resync_s),
-            )
-        return cast(Informer[T], informer)
-
-    def share(self, informer: Informer[T]) -> None:
-        """Run an informer that the caller made, and give it to all who ask for its kind."""
-        self._add((informer.kind, "", "", ""), informer)
-
-    def remember(self, obj: KubeObject) -> None:
-        """Cache what an own write returned in every informer of its kind. Creates no informer."""
-        for informer in self._by_kind.get(type(obj), ()):
-            informer.remember(obj)
-
-    def _add(self, key: tuple[type[Any], str, str, str], informer: Informer[Any]) -> Informer[Any]:
-        self._informers[key] = informer
-        self._by_kind.setdefault(informer.kind, []).append(informer)
-        if self._running:
-            self._start(informer)
-        return informer
-
-    async def wait_synced(self) -> None:
-        """Return when every informer asked for so far has taken in its first list."""
-        for informer in list(self._informers.values()):
-            await informer.wait_synced()
-
-    @property
-    def is_synced(self) -> bool:
-        return all(informer.is_synced for informer in self._informers.values())
-
-    @property
-    def changes(self) -> int:
-        """How many changes have been told so far, over all informers."""
-        return sum(informer.changes for informer in self._informers.values())
-
-    def is_quiet(self, for_s: float = 0.1) -> bool:
-        """Everything asked for is synced, and nothing has changed for some time: with idle queues, the world rests."""
-        return all(one.is_synced and one.quiet_s >= for_s for one in self._informers.values())
-
-    def __iter__(self) -> Iterator[Informer[Any]]:
-        return iter(list(self._informers.values()))
-
-    async def __aenter__(self) -> Self:
-        self._running = True
-        for informer in self._informers.values():
-            self._start(informer)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._running = False
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        self._tasks.clear()
-
-    def _start(self, informer: Informer[Any]) -> None:
-        task = asyncio.create_task(informer.run(), name=f"informer-{informer.kind.resource.plural}")
-        task.add_done_callback(_report_end)
-        self._tasks[id(informer)] = task
-
-
-def _report_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("informer ended", task=task.get_name(), reason=repr(task.exception()))

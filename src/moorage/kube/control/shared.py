@@ -8,7 +8,7 @@ from functools import cached_property
 
 from moorage.kube.api.client import Client
 from moorage.kube.cache.caches import Caches
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.writer import Writer
 
 

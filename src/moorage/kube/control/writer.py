@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from moorage.kube.api.client import Client, PatchType
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.objects.meta import KubeObject
 

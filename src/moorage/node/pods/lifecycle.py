@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from moorage.kube.objects.core import Container, Pod
 from moorage.node.runtime import START_ERROR
 
+_ORPHAN_GRACE_S = 2.0
+_DEFAULT_GRACE_S = 30.0
+_LEAST_GRACE_S = 2.0
+
 BACKOFF_START_S = 10.0
 BACKOFF_MAX_S = 300.0
 STEADY_S = 600.0  # a container that ran this long has its back-off forgotten
@@ -193,3 +197,21 @@ def first_to_end(pod: Pod, running: Set[str]) -> Set[str]:
     each finds what it was started beside as long as it runs."""
     sidecars = [one.name for one in pod.spec.init_containers if is_sidecar(one) and one.name in running]
     return running - set(sidecars) or set(sidecars[-1:])
+
+
+def grace_s_of(pod: Pod | None) -> float:
+    """How long the containers of a pod may take to end; None if the pod is gone from the API."""
+    if pod is None:
+        return _ORPHAN_GRACE_S
+    asked = pod.metadata.deletion_grace_period_seconds
+    if asked == 0:  # by force
+        return 0.0
+    if asked is None:
+        asked = pod.spec.termination_grace_period_seconds
+    return max(float(asked), _LEAST_GRACE_S) if asked is not None else _DEFAULT_GRACE_S
+
+
+def least_grace_s(container: str, pod: Pod | None, grace_s: float) -> float:
+    """A sidecar whose turn comes when the others have used up the time still gets a moment."""
+    is_last = pod is not None and any(one.name == container for one in pod.spec.init_containers)
+    return min(_LEAST_GRACE_S, grace_s) if is_last else 0.0

@@ -11,7 +11,8 @@ from moorage.kube.objects.core import Pod
 from moorage.log import get_logger
 from moorage.node.layout import PodUid
 from moorage.node.pods.cleanup import find_containers, pod_directories, remove_attempt
-from moorage.node.pods.worker import PodWorker, Tools
+from moorage.node.pods.tools import Tools
+from moorage.node.pods.worker import PodWorker
 from moorage.node.runtime import RunningContainer
 from moorage.node.safe_names import is_uid
 

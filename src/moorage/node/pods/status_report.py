@@ -254,3 +254,14 @@ def condition_of(pod: Pod, kind: str, holds: bool, why: Mapping[str, str], *, no
     if pod.metadata.generation:
         condition["observedGeneration"] = pod.metadata.generation
     return condition
+
+
+def steady(status: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
+    """Conditions that say what they said before keep their time, whatever the watch has told us so far."""
+    if last is None:
+        return status
+    times = {(one["type"], one["status"]): one["lastTransitionTime"] for one in last["conditions"]}
+    for one in status["conditions"]:
+        one["lastTransitionTime"] = times.get((one["type"], one["status"]), one["lastTransitionTime"])
+    status["startTime"] = last["startTime"]
+    return status

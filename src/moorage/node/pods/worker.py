@@ -6,75 +6,44 @@ Start reading at: `PodWorker.run`, `PodWorker.sync`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import msgspec
+from collections.abc import Mapping
 
 from moorage.errors import MoorageError
 from moorage.host.boot import boot_id
-from moorage.kube.api.client import Client
-from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError, Conflict, NotFound
 from moorage.kube.objects.core import Container as ContainerSpec
 from moorage.kube.objects.core import Pod
-from moorage.kube.objects.meta import ObjectReference, reference_to, seconds_of
+from moorage.kube.objects.meta import seconds_of
 from moorage.log import get_logger
-from moorage.node.layout import NodeLayout, PodUid
+from moorage.node.layout import PodUid
 from moorage.node.pods import cleanup
 from moorage.node.pods.attempts import attempts_of
-from moorage.node.pods.container_spec import BadContainer, SpecMaker
+from moorage.node.pods.errors import BadContainer
+from moorage.node.pods.events import PodEvents, part_of
 from moorage.node.pods.lifecycle import (
-    CRASH_LOOP,
     ContainerAttempt,
     PodDecision,
     decide,
     first_to_end,
-    foreign_images,
+    grace_s_of,
+    least_grace_s,
     next_streak,
 )
-from moorage.node.pods.status_report import status_of
-from moorage.node.pods.status_writer import StatusWriter
-from moorage.node.pods.unsupported import unsupported
+from moorage.node.pods.status_report import status_of, steady
+from moorage.node.pods.tools import Tools
 from moorage.node.runtime import (
     DRAINED,
     START_ERROR,
     ContainerFailed,
-    ContainerRuntime,
     NotCreated,
     RunningContainer,
 )
-from moorage.node.runtime.cgroups import ContainerCgroups
-from moorage.node.safe_names import bad_names
-from moorage.node.volumes.manager import VolumeManager
 
 log = get_logger(__name__)
 
 _RETRY_MAX_S = 60.0
 _CONFIG_RETRY_S = 10.0
-_MOUNT_PATIENCE_S = 123.0
-_REFUSAL_PATIENCE_S = 2.0  # a claim and its volume may be heard of a little later than the pod
-_ORPHAN_GRACE_S = 2.0
-_DEFAULT_GRACE_S = 30.0
-_LEAST_GRACE_S = 2.0
 _KILL_AGAIN_S = 5.0
-
-
-@dataclass(frozen=True)
-class Tools:
-    """What every worker works with."""
-
-    layout: NodeLayout
-    client: Client
-    volumes: VolumeManager
-    runtime: ContainerRuntime
-    specs: SpecMaker
-    cgroups: ContainerCgroups
-    statuses: StatusWriter
-    recorder: Recorder
-    host_ip: str
-    clock: Callable[[], float]
 
 
 class PodWorker:
@@ -92,16 +61,13 @@ class PodWorker:
         self._wake = asyncio.Event()
         self._failures = 0
         self._first_seen = tools.clock()
-        self._mount_warned_at = self._first_seen
-        self._refusals_told: frozenset[str] = frozenset()
+        self._events = PodEvents(tools, uid, self._first_seen)
         self._stop_at: float | None = None  # when what still runs is killed
         self._over: PodDecision | None = None
         self._over_reason = ("", "")
         self._config_errors: dict[str, tuple[str, str]] = {}
         self._is_prepared = False
         self._looked_after: dict[str, int] = {}  # container -> attempt
-        self._unsupported_told: set[str] = set()
-        self._backed_off: dict[str, int] = {}  # the attempt after which a back-off was last told of
         self._asked: dict[str, float] = {}  # containers that were asked to end, and when
 
     def wake(self) -> None:
@@ -149,11 +115,11 @@ class PodWorker:
     # Forward.
 
     async def _advance(self, pod: Pod) -> float | None:
-        if self._refuses_names(pod):
+        if self._events.refuses_names(pod):
             return None
         if not self._is_prepared:
             self._prepare(pod)
-        self._tell_unsupported(pod)
+        self._events.unsupported(pod)
         tools = self._tools
         now = tools.clock()
         attempts = self._attempts()
@@ -169,7 +135,7 @@ class PodWorker:
         if not tools.volumes.is_mounted(pod):
             waiting_phase = decision.phase if attempts else "Pending"
             self._tell(pod, PodDecision(phase=waiting_phase, waiting=decision.waiting), attempts)
-            return self._mount_patience(pod, now)
+            return self._events.unmounted(pod, now)
         tried = decision.start
         for name in tried:
             await self._start(pod, name, attempts.get(name))
@@ -181,7 +147,7 @@ class PodWorker:
                 return 0.0
         held = self._config_errors
         self._tell(pod, PodDecision((), None, decision.phase, {**decision.waiting, **held}), attempts)
-        self._tell_back_off(pod, decision, attempts)
+        self._events.back_off(pod, decision, attempts)
         times = [] if decision.look_again_at is None else [max(0.0, decision.look_again_at - tools.clock())]
         if held or decision.start:
             times.append(_CONFIG_RETRY_S if set(decision.start) <= {*tried, *held} else 0.0)
@@ -203,47 +169,10 @@ class PodWorker:
             self._looked_after |= due
             await self._tools.volumes.publish_again(self.uid, self._tools.specs.is_lost)
 
-    def _tell_back_off(self, pod: Pod, decision: PodDecision, attempts: Mapping[str, ContainerAttempt]) -> None:
-        for name, (reason, _) in decision.waiting.items():
-            if reason == CRASH_LOOP and self._backed_off.get(name) != attempts[name].number:
-                self._backed_off[name] = attempts[name].number
-                text = f"Back-off restarting failed container {name} in pod {pod.name}_{pod.namespace}({pod.uid})"
-                self._tools.recorder.warning(_part(pod, name), "BackOff", text)
-
     def _prepare(self, pod: Pod) -> None:
         self._is_prepared = True
         self._tools.cgroups.prepare(pod)
-        for name, text in foreign_images(pod).items():
-            self._tools.recorder.warning(_part(pod, name), "Failed", f"Failed to pull image: {text}")
-
-    def _refuses_names(self, pod: Pod) -> bool:
-        """Whether the pod has names that must not become paths. Nothing of it is started, whatever ran before."""
-        found = bad_names(pod)
-        for text in found:
-            if text not in self._unsupported_told:
-                self._unsupported_told.add(text)
-                self._tools.recorder.warning(pod, "InvalidName", f"{text}; nothing of this pod is started")
-        return bool(found)
-
-    def _tell_unsupported(self, pod: Pod) -> None:
-        for text in unsupported(pod):
-            if text not in self._unsupported_told:
-                self._unsupported_told.add(text)
-                self._tools.recorder.warning(pod, "Unsupported", text)
-
-    def _mount_patience(self, pod: Pod, now: float) -> float:
-        refusals = self._tools.volumes.refusals(self.uid)
-        is_news = not refusals <= self._refusals_told
-        left = self._mount_warned_at + (_REFUSAL_PATIENCE_S if is_news else _MOUNT_PATIENCE_S) - now
-        if left <= 0:
-            names = ", ".join(self._tools.volumes.unmounted(pod))
-            text = f"Unable to attach or mount volumes: unmounted volumes=[{names}]"
-            if not refusals:
-                text += ": timed out waiting for the condition"
-            self._tools.recorder.warning(pod, "FailedMount", text)
-            self._mount_warned_at, self._refusals_told = now, refusals
-            left = _MOUNT_PATIENCE_S
-        return left
+        self._events.foreign_images(pod)
 
     async def _start(self, pod: Pod, name: str, last: ContainerAttempt | None) -> None:
         tools = self._tools
@@ -265,7 +194,7 @@ class PodWorker:
         try:
             await tools.runtime.start(container, {**document, **owner})
             self._config_errors.pop(name, None)
-            tools.recorder.normal(_part(pod, name), "Started", f"Started container {name}")
+            tools.recorder.normal(part_of(pod, name), "Started", f"Started container {name}")
         except (NotCreated, OSError) as error:  # OSError: the root directory is full or read-only
             attempts.remove(container)
             self._not_created(pod, name, error)
@@ -281,7 +210,7 @@ class PodWorker:
                 **container.state,
             }
             text = f"Error: failed to start container {name}: {error}"
-            tools.recorder.warning(_part(pod, name), "Failed", text)
+            tools.recorder.warning(part_of(pod, name), "Failed", text)
         while len(attempts) > 2:
             cleanup.remove_attempt(attempts.pop(0))
 
@@ -289,7 +218,7 @@ class PodWorker:
         """Tried again later, and no attempt: what is in the way is not the container's fault."""
         reason = error.reason if isinstance(error, BadContainer) else "CreateContainerError"
         self._config_errors[name] = (reason, str(error))
-        self._tools.recorder.warning(_part(pod, name), "Failed", f"Error: {error}")
+        self._tools.recorder.warning(part_of(pod, name), "Failed", f"Error: {error}")
 
     # Backward.
 
@@ -334,7 +263,7 @@ class PodWorker:
 
     def _stop(self, running: list[RunningContainer], pod: Pod | None, now: float) -> float:
         """Ask each container to end when it is its turn, and kill it when its time is over."""
-        grace_s = self._grace()
+        grace_s = self._grace_s()
         if self._stop_at is None:
             self._stop_at = now + grace_s
             self._tools.volumes.hold(self.uid)
@@ -349,32 +278,19 @@ class PodWorker:
                 self._tools.runtime.stop(container)
                 if pod is not None:
                     text = f"Stopping container {container.name}"
-                    self._tools.recorder.normal(_part(pod, container.name), "Killing", text)
+                    self._tools.recorder.normal(part_of(pod, container.name), "Killing", text)
         times = []
         for container in running:
-            kill_at = max(self._stop_at, self._asked.get(container.id, now) + self._least_grace(container, pod))
+            kill_at = max(
+                self._stop_at, self._asked.get(container.id, now) + least_grace_s(container.name, pod, grace_s)
+            )
             if now >= kill_at:
                 self._tools.runtime.kill(container)
             times.append(kill_at - now if now < kill_at else _KILL_AGAIN_S)
         return min(times)
 
-    def _least_grace(self, container: RunningContainer, pod: Pod | None) -> float:
-        """A sidecar whose turn comes when the others have used up the time still gets a moment."""
-        is_last = pod is not None and any(one.name == container.name for one in pod.spec.init_containers)
-        return min(_LEAST_GRACE_S, self._grace()) if is_last else 0.0
-
-    def _grace(self) -> float:
-        pod = self.pod
-        if self.is_hurried:
-            return 0.0
-        if pod is None or self.is_gone:
-            return _ORPHAN_GRACE_S
-        asked = pod.metadata.deletion_grace_period_seconds
-        if asked == 0:  # by force
-            return 0.0
-        if asked is None:
-            asked = pod.spec.termination_grace_period_seconds
-        return max(float(asked), _LEAST_GRACE_S) if asked is not None else _DEFAULT_GRACE_S
+    def _grace_s(self) -> float:
+        return 0.0 if self.is_hurried else grace_s_of(None if self.is_gone else self.pod)
 
     # Judging.
 
@@ -450,22 +366,11 @@ class PodWorker:
             reason=reason,
             message=message,
         )
-        self._tools.statuses.put(pod, _steady(status, self._tools.statuses.last(pod.uid)))
+        self._tools.statuses.put(pod, steady(status, self._tools.statuses.last(pod.uid)))
 
     @property
     def _shown(self) -> str:
         return self.pod.key if self.pod is not None else self.uid
-
-
-def _steady(status: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
-    """Conditions that say what they said before keep their time, whatever the watch has told us so far."""
-    if last is None:
-        return status
-    times = {(one["type"], one["status"]): one["lastTransitionTime"] for one in last["conditions"]}
-    for one in status["conditions"]:
-        one["lastTransitionTime"] = times.get((one["type"], one["status"]), one["lastTransitionTime"])
-    status["startTime"] = last["startTime"]
-    return status
 
 
 def _mark_drained(container: RunningContainer) -> None:
@@ -478,9 +383,3 @@ def _mark_drained(container: RunningContainer) -> None:
 
 def _container_named(pod: Pod, name: str) -> ContainerSpec:
     return next(one for one in (*pod.spec.init_containers, *pod.spec.containers) if one.name == name)
-
-
-def _part(pod: Pod, name: str) -> ObjectReference:
-    """One container of a pod, as the subject of an event."""
-    kind = "initContainers" if any(one.name == name for one in pod.spec.init_containers) else "containers"
-    return msgspec.structs.replace(reference_to(pod), field_path=f"spec.{kind}{{{name}}}")

@@ -10,13 +10,11 @@ May not touch: anything else of Moorage, nor anything that can hang for one cont
 Start reading at: `Supervisor.run`.
 """
 
-import array
 import contextlib
 import errno
 import fcntl
 import functools
 import gc
-import itertools
 import json
 import os
 import resource
@@ -34,9 +32,8 @@ sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..",
 from moorage.host.boot import boot_id
 from moorage.node.runtime import container_state, exec_child, launch, namespaces, orphans, rootfs, sandbox
 from moorage.node.runtime.log_writer import ContainerLog
+from moorage.node.runtime.supervisor_io import answer, become_quiet, end_child, pipes, receive, text_of
 
-_LARGEST = 1 << 16
-_MOST_FDS = 6  # three streams, a container's first process, a long request, where to answer
 _CHUNK = 65536
 _SAID = 16384  # of output at a time: others want to be heard, too
 _LAST_CHUNKS = 128  # what a pipe may hold when its writers are gone
@@ -121,7 +118,7 @@ class ContainerSupervisor:
 
     def _asked(self) -> None:
         assert self._control is not None
-        data, fds = _receive(self._control)
+        data, fds = receive(self._control)
         if data is None:
             return
         if not data:
@@ -143,7 +140,7 @@ class ContainerSupervisor:
             else:
                 self._enter(request, given, reply)
         except Exception as error:  # of one request; all containers live with this process
-            _answer(reply, {"error": _words_of(error)})
+            answer(reply, {"error": text_of(error)})
             os.close(reply)
         for fd in given:
             os.close(fd)
@@ -171,7 +168,7 @@ class ContainerSupervisor:
 
     def _launch(self, spec: dict[str, Any], reply: int, lock: int) -> _Container:
         """All that may hang or fail for this container alone is done in its own process."""
-        (out, out_write), (err, err_write), (fail, fail_write), (go_read, go) = _pipes(4)
+        (out, out_write), (err, err_write), (fail, fail_write), (go_read, go) = pipes(4)
         try:
             if spec.get("uid"):  # its program may open them once more, by name
                 for fd in (out_write, err_write):
@@ -198,7 +195,7 @@ class ContainerSupervisor:
         except OSError:  # too many files are open here
             for fd in (out, err, fail, go):
                 os.close(fd)
-            _end_child(pid)
+            end_child(pid)
             raise
         container.state = {**self._me, "pid": pid, "start": container_state.start_ticks(pid), "started": time.time()}
         for fd in (out, err, fail):
@@ -230,7 +227,7 @@ class ContainerSupervisor:
             try:
                 pidfd = os.pidfd_open(pid)
             except OSError:  # too many files are open here
-                _end_child(pid)
+                end_child(pid)
                 raise
             os.close(reply)
             self._watch(pidfd, lambda: self._reap(pid, pidfd))
@@ -246,7 +243,7 @@ class ContainerSupervisor:
             os.setsid()
             status = exec_child.run(request, given, reply, self._origin)
         except BaseException as error:
-            _answer(reply, {"error": _words_of(error)})
+            answer(reply, {"error": text_of(error)})
         finally:
             os._exit(status)
 
@@ -273,7 +270,7 @@ class ContainerSupervisor:
 
     def _up(self, container: _Container) -> None:
         container.is_starting = False
-        _answer(container.reply, {"state": container.state})  # if nobody hears it, the next agent takes this up
+        answer(container.reply, {"state": container.state})  # if nobody hears it, the next agent takes this up
         self._let_go(container)
 
     def _let_go(self, container: _Container) -> None:
@@ -333,63 +330,13 @@ class ContainerSupervisor:
             why = {"exit_code": 128, "finished": time.time(), "reason": "StartError", "message": text}
             self._record(container, why)
             failure["state"] = container.state
-        _answer(container.reply, failure)
+        answer(container.reply, failure)
         self._let_go(container)
 
     def _record(self, container: _Container, end: dict[str, Any]) -> None:
         container.state |= end
         with contextlib.suppress(OSError):  # the agent finds that it has ended, and not how
             container_state.write(container.spec["state"], container.state)
-
-
-def _pipes(count: int) -> list[tuple[int, int]]:
-    made: list[tuple[int, int]] = []
-    try:
-        made.extend(os.pipe() for _ in range(count))
-    except OSError:
-        for fd in itertools.chain(*made):
-            os.close(fd)
-        raise
-    return made
-
-
-def _end_child(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def _words_of(error: BaseException) -> str:
-    return str(error) if isinstance(error, launch.Unusable) else f"{type(error).__name__}: {error}"
-
-
-def _answer(reply: int, message: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
-        os.write(reply, json.dumps(message).encode() + b"\n")
-
-
-def _receive(control: socket.socket) -> tuple[bytes | None, list[int]]:
-    size = array.array("i").itemsize
-    try:
-        data, ancillary, _, _ = control.recvmsg(
-            _LARGEST, socket.CMSG_LEN(_MOST_FDS * size), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-        )
-    except BlockingIOError:
-        return None, []
-    except ConnectionError:
-        return b"", []
-    fds = array.array("i")
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) - (len(content) % size)])
-    return data, list(fds)
-
-
-def _become_quiet() -> None:
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
-    os.chdir("/")
 
 
 def main(control_fd: int, agent: int, open_files: int, hide: list[str]) -> None:
@@ -407,7 +354,7 @@ def main(control_fd: int, agent: int, open_files: int, hide: list[str]) -> None:
         name.write(b"supervisor")
     origin = sandbox.SupervisorOrigin.take(open_files)
     supervisor = ContainerSupervisor(control, agent, template, origin)
-    _become_quiet()
+    become_quiet()
     sys.path.clear()  # children run in the roots of containers, where nothing may be imported
     sys.meta_path.clear()
     gc.disable()  # a collection in a fork would touch, and so copy, every page that it shares with this process

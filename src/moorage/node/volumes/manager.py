@@ -1,60 +1,43 @@
-"""The volume manager: wires both states, the plan and the executor, and wakes when something changed.
+"""The volume manager: what pods and the API say about volumes, and what pods ask.
 
-Owns: the world, the set of volumes to look at, the running operations.
-Decides nothing: see `plan.py`. Start reading at: `VolumeManager.run`.
-
-A pass costs what changed: an event names volumes, only those are planned; back-offs and republishing are timers.
+Owns: the desired state, filled from pods. `loop.py` plans and carries out steps, `restart.py` finds what an earlier
+agent left. Start reading at: `VolumeManager.want`.
 """
 
 import asyncio
-import heapq
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from pathlib import Path
 
-from moorage.host.threads import in_thread
 from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
 from moorage.kube.volumes import VolumeName, claims_of
 from moorage.log import get_logger
 from moorage.node.layout import NodeLayout, PodUid
-from moorage.node.volumes import leftovers
 from moorage.node.volumes.execute import VolumeExecutor
 from moorage.node.volumes.expand import NOT_YET
-from moorage.node.volumes.observe import ObservedVolumes, has_begun, observe, staged_without_data
-from moorage.node.volumes.plan import PASSING, plan_volume
-from moorage.node.volumes.pod_slots import Turns
+from moorage.node.volumes.loop import FailureSink, Moved, VolumeLoop
+from moorage.node.volumes.observe import ObservedVolumes, observe
+from moorage.node.volumes.plan import PASSING
 from moorage.node.volumes.populate import refuse_replacements, same_for_uses, uses_of
+from moorage.node.volumes.restart import found_for, sweep
 from moorage.node.volumes.sources import Sources
 from moorage.node.volumes.state import (
     EXPAND,
-    ActualVolume,
     CsiSource,
-    Expand,
     MountState,
     MountVolume,
-    PlainSource,
-    StepOutcome,
-    UnmountVolume,
-    VolumeAction,
     VolumeState,
     VolumeUse,
-    settle,
-    volume_of,
 )
 
 log = get_logger(__name__)
 
 _LEAVING_S = 10.0  # a process that cannot be killed must not keep the next pod from starting for ever
-_MOST_PLAIN = 32  # steps of a pod at a time that the agent takes itself, each in a thread
-
-FailureSink = Callable[[VolumeAction, StepOutcome], None]
-Moved = Callable[[PodUid], None]
 
 
-def _nobody(_uid: PodUid) -> None:
-    """Nobody listens."""
+def _ignore(_uid: PodUid) -> None:
+    """Used until the agent has connected the pods."""
 
 
 class VolumeManager:
@@ -73,9 +56,7 @@ class VolumeManager:
         self.world = VolumeState()
         self._layout = layout
         self._sources = sources
-        self._executor = executor
         self._sync_s = sync_s
-        self._on_failure = on_failure
         self._clock = clock
         self._wanted: dict[PodUid, Pod] = {}
         self._behind: set[PodUid] = set()  # wanted, but their volumes could not be made out to the end
@@ -84,17 +65,12 @@ class VolumeManager:
         self._touched: dict[PodUid, set[VolumeName]] = {}  # a pod's volumes, in either state
         self._named: dict[PodUid, dict[str, VolumeName]] = {}  # by the pod's names for them, be they wanted or not
         self._errors: dict[PodUid, dict[str, str]] = {}
-        self._waiting: dict[PodUid, dict[VolumeName, str]] = {}
-        self._dirty: dict[VolumeName, None] = {}
-        self._timers: list[tuple[float, VolumeName]] = []
-        self._due: dict[VolumeName, float] = {}
-        self._wake = asyncio.Event()
-        self._turns = Turns(_MOST_PLAIN)
-        self._running: dict[VolumeName, asyncio.Task[None]] = {}
+        self._loop = VolumeLoop(self.world, executor, lambda uid: self.on_moved(uid), on_failure, clock)
+        self._waiting = self._loop.waiting
+        self.in_use_changed = self._loop.in_use_changed
+        self.look_at = self._loop.look_at
         self._sweeping: asyncio.Task[None] | None = None
-        self.on_moved: Moved = _nobody  # told whenever something about a pod's volumes changed
-        self.in_use_changed = asyncio.Event()
-        self._is_empty = asyncio.Event()
+        self.on_moved: Moved = _ignore  # called whenever something about a pod's volumes changed
         self._has_leftovers = False
 
     # What is there after a restart.
@@ -121,23 +97,17 @@ class VolumeManager:
             self._sweeping = asyncio.create_task(self.sweep(), name="volumes without data")
 
     async def sweep(self) -> None:
-        """Take away what is staged for nobody and without data: a driver may stage late what was given up meanwhile.
-        What fails is logged, and nothing else: the next sweep tries again."""
-        try:
-            found = await in_thread(staged_without_data, self._layout)
-            if found:
-                await in_thread(leftovers.release_staged, self._layout, found, self._staging_known())
-        except OSError as error:
-            log.warning("staged volumes cannot be looked through", reason=str(error))
-        except Exception:
-            log.exception("looking through staged volumes failed unexpectedly")
+        """Remove what is staged for no pod and without data; see `restart.sweep`."""
+        await sweep(self._layout, self.world)
 
-    def _staging_known(self) -> set[Path]:
-        uses = (use.source for uses in self.world.desired.values() for use in uses.values())
-        sources = [*uses, *(volume.source for volume in self.world.actual.values())]
-        known = [source for source in sources if isinstance(source, CsiSource)]
-        block = {self._layout.block_data(source.spec_name) for source in known if source.is_block}
-        return block | {self._layout.staging(source.driver, source.handle) for source in known}
+    async def run(self) -> None:
+        """Plan and carry out steps until cancelled."""
+        try:
+            await self._loop.run()
+        finally:
+            if self._sweeping is not None:
+                self._sweeping.cancel()
+                await asyncio.gather(self._sweeping, return_exceptions=True)
 
     # What pods say.
 
@@ -236,12 +206,11 @@ class VolumeManager:
 
     async def all_gone(self, timeout_s: float) -> bool:
         """Wait until no volume is, or may be, mounted here; False when time ran out."""
-        self._is_empty.clear()
         if not self.world.actual:
             return True
         try:
             async with asyncio.timeout(timeout_s):
-                await self._is_empty.wait()
+                await self._loop.emptied()
         except TimeoutError:
             log.warning("volumes were not unmounted in time", volumes=len(self.world.actual))
             return False
@@ -250,7 +219,7 @@ class VolumeManager:
     @property
     def under_way(self) -> int:
         """How many volumes are being worked on."""
-        return len(self._running)
+        return self._loop.under_way
 
     def seen_at(self, uid: PodUid) -> float:
         """When, of the manager's clock, a pod was first to run here."""
@@ -308,109 +277,6 @@ class VolumeManager:
                     backoff.until = 0.0
                 self.look_at(volume.name)
 
-    # The loop.
-
-    def look_at(self, name: VolumeName) -> None:
-        self._dirty[name] = None
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Plan what changed, start what is planned; running operations are ended when this is cancelled."""
-        try:
-            while True:
-                now = self._clock()
-                while self._timers and self._timers[0][0] <= now:
-                    due, name = heapq.heappop(self._timers)
-                    if self._due.get(name) == due:
-                        del self._due[name]
-                        self._dirty[name] = None
-                dirty, self._dirty = self._dirty, {}
-                for name in dirty:
-                    self._step(name, now)
-                for name in self._turns.due():
-                    self._step(name, now)
-                if not self._dirty:
-                    await self._sleep(self._timers[0][0] - self._clock() if self._timers else None)
-        finally:
-            tasks = [*self._running.values(), *([self._sweeping] if self._sweeping is not None else [])]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _sleep(self, seconds: float | None) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
-
-    def _step(self, name: VolumeName, now: float) -> None:
-        step = plan_volume(self.world, name, now)
-        for uid, reason in step.waiting.items():
-            waits = self._waiting.setdefault(uid, {})
-            is_news = waits.get(name) != reason
-            waits[name] = reason
-            if is_news and reason not in PASSING:
-                self.on_moved(uid)
-        if step.forget:
-            self.world.actual.pop(name, None)
-            self.in_use_changed.set()
-            if not self.world.actual:
-                self._is_empty.set()
-            return
-        if step.action is not None and self._may_start(name, step.action):
-            self._start(name, step.action)
-        if step.look_again_at is not None and self._due.get(name, float("inf")) > step.look_again_at:
-            self._due[name] = step.look_again_at
-            heapq.heappush(self._timers, (step.look_again_at, name))
-
-    def _may_start(self, name: VolumeName, action: VolumeAction) -> bool:
-        """A driver's time is its own affair, but thousands of threads at once would stop all the others."""
-        uid = _pod_of_plain(action, self.world.actual.get(name))
-        return uid is None or self._turns.take(uid, name)
-
-    def _start(self, name: VolumeName, action: VolumeAction) -> None:
-        volume = self.world.actual.get(name)
-        if volume is None:
-            assert isinstance(action, MountVolume)
-            volume = self.world.actual[name] = ActualVolume(name, action.use.source)
-        if isinstance(action, MountVolume):
-            self._waiting.get(action.use.pod.uid, {}).pop(name, None)
-        volume.pending = action
-        self._running[name] = asyncio.create_task(self._carry_out(action, volume), name=f"{action.kind} {name}")
-
-    async def _carry_out(self, action: VolumeAction, volume: ActualVolume) -> None:
-        started = self._clock()
-        name = volume_of(action)
-        in_turn = _pod_of_plain(action, volume)
-        outcome = await self._executor.execute(action, volume)
-        if in_turn is not None:
-            self._turns.give_back(in_turn)
-        settle(self.world, action, outcome, self._clock())
-        self._running.pop(name, None)
-        uids = set(volume.pods)
-        if isinstance(action, MountVolume | Expand):
-            uids.add(action.use.pod.uid)
-        elif isinstance(action, UnmountVolume):
-            uids.add(action.uid)
-        took = self._clock() - started
-        if outcome.failure is None:
-            log.debug("volume step done", action=action.kind, volume=name, seconds=took)
-        else:
-            log.warning(
-                "volume step failed",
-                action=action.kind,
-                volume=name,
-                reason=outcome.message,
-                meaning=outcome.failure.value,
-            )
-            if self._on_failure is not None:
-                self._on_failure(action, outcome)
-        for uid in uids:
-            self.on_moved(uid)
-        self.look_at(name)
-
     # Filling the desired state.
 
     def _repopulate(self, uids: object) -> None:
@@ -449,7 +315,11 @@ class VolumeManager:
             else:
                 self._unwant(use.volume, uid)
         needs.uses = [use for use in needs.uses if kept.isdisjoint(use.outer_names)]
-        refuse_replacements(needs, self._found_for(uid), given={use.volume for use in self._uses_of(uid)})
+        refuse_replacements(
+            needs,
+            found_for(self._layout, self.world, uid, self._touched.get(uid, ())),
+            given={use.volume for use in self._uses_of(uid)},
+        )
         for use in needs.uses:
             name = use.volume
             touched.add(name)
@@ -467,18 +337,6 @@ class VolumeManager:
         if needs.errors != self._errors.get(uid, {}):
             self._errors[uid] = needs.errors
             self.on_moved(uid)
-
-    def _found_for(self, uid: PodUid) -> dict[VolumeName, CsiSource]:
-        """What an earlier agent has mounted for a pod that has begun, and this one has not been told of otherwise."""
-        found: dict[VolumeName, CsiSource] = {}
-        for name in self._touched.get(uid, ()):
-            actual = self.world.actual.get(name)
-            if actual is None or uid not in actual.pods or uid in self.world.desired.get(name, ()):
-                continue
-            source = actual.source_of(uid)
-            if actual.pods[uid].is_reconstructed and isinstance(source, CsiSource) and not source.is_ephemeral:
-                found[name] = source
-        return found if found and has_begun(self._layout, uid) else {}
 
     def _began_with(self, use: VolumeUse) -> bool:
         """The pod's containers may have been started with this volume."""
@@ -516,13 +374,3 @@ class VolumeManager:
             use = self.world.desired.get(name, {}).get(uid)
             if use is not None:
                 yield use
-
-
-def _pod_of_plain(action: VolumeAction, volume: ActualVolume | None) -> PodUid | None:
-    """Whose volume it is, if no driver has to do with it."""
-    match action:
-        case MountVolume(use) if isinstance(use.source, PlainSource):
-            return use.pod.uid
-        case UnmountVolume(_, uid) if volume is not None and isinstance(volume.source_of(uid), PlainSource):
-            return uid
-    return None

@@ -15,7 +15,6 @@ from moorage.plugin.context import PluginContext
 from moorage.plugin.node import staging
 from moorage.plugin.node.observe import NodeVolume, observe
 from moorage.plugin.parameters import InlineParameters
-from moorage.plugin.services import create_request
 from moorage.sdk import model
 from moorage.sdk.model import Access, AccessMode
 from moorage.storage import CreateVolume, Volume, VolumeKind, errors, failpoints, ids
@@ -30,7 +29,7 @@ def publish(parts: PluginContext, asked: model.NodeVolume, target: Target) -> No
     if access.is_block:
         raise InvalidRequest("volume_capability: an inline volume cannot be a block device")
     kind = wanted.of_class.kind
-    create_request.check_limits(parts, wanted.of_class.mutable, kind)
+    parts.check_io_limits(wanted.of_class.mutable, kind)
     # The class has no say here: the pod's attributes name the filesystem, or the capability does.
     filesystem = wanted.of_class.fs_type or access.fs_type or "ext4"  # an inline volume never grows
     why = why_unsupported(access, is_directory=kind is VolumeKind.DIRECTORY)

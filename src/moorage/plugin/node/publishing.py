@@ -18,8 +18,8 @@ from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.host.targets import Target
 from moorage.log import get_logger
+from moorage.plugin.errors import ForeignMount, MountedDifferently, MountUnverified, NotStaged, StillPublished
 from moorage.plugin.node import staging
-from moorage.plugin.node.errors import ForeignMount, MountedDifferently, MountUnverified, NotStaged, StillPublished
 from moorage.plugin.node.observe import (
     NodeVolume,
     VolumeOnHost,

@@ -18,7 +18,7 @@ from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
 from moorage.host.targets import Target
 from moorage.log import get_logger
-from moorage.plugin.node.errors import (
+from moorage.plugin.errors import (
     DeviceStillOpen,
     ForeignMount,
     MountedDifferently,

@@ -4,13 +4,12 @@ Owns: the parameters of the class, choosing the pool, and matching the wish with
 Start reading at: `parse_create`, `create`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moorage.errors import InvalidRequest
 from moorage.plugin.access import why_unsupported
 from moorage.plugin.context import PluginContext
-from moorage.plugin.io_limits import LimitsUnsupported
 from moorage.plugin.node.staging import default_filesystem
 from moorage.plugin.parameters import ClassParameters, claim_from
 from moorage.plugin.topology import check_place
@@ -63,7 +62,7 @@ def _fs_type(accesses: Sequence[Access], chosen: ClassParameters) -> str:
 def create(parts: PluginContext, wish: CreateRequest) -> Volume:
     """The volume of this name, made now or found; every error leaves nothing behind."""
     check_place(wish.asked.requisite, parts.settings)
-    check_limits(parts, wish.create.mutable, wish.create.kind)
+    parts.check_io_limits(wish.create.mutable, wish.create.kind)
     existing = _existing(parts, wish)
     pool = _pool_for(parts, wish) if existing is None else parts.pools.named(existing.pool)
     # A volume that was made before is found again also when its source has been deleted since.
@@ -78,13 +77,6 @@ def create(parts: PluginContext, wish: CreateRequest) -> Volume:
     if volume.copy_path and existing is None:
         parts.copies[volume.copy_path.value] += 1
     return volume
-
-
-def check_limits(parts: PluginContext, changes: Mapping[str, str], kind: VolumeKind) -> None:
-    """LimitsUnsupported when I/O limits are asked for where they cannot be set."""
-    settings = tunables.Tunables.of(changes)
-    if settings.has_io_limits and (why := parts.cgroups.why_unsupported(kind is VolumeKind.DIRECTORY)):
-        raise LimitsUnsupported(f"I/O limits are not possible: {why}")
 
 
 def _existing(parts: PluginContext, wish: CreateRequest) -> Volume | None:

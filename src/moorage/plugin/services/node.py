@@ -15,8 +15,8 @@ from moorage.host.targets import Target
 from moorage.log import get_logger
 from moorage.plugin.access import why_unsupported_by
 from moorage.plugin.context import PluginContext
+from moorage.plugin.errors import NotAtPath
 from moorage.plugin.node import ephemeral, health, publishing, staging, tuning
-from moorage.plugin.node.errors import NotAtPath
 from moorage.plugin.node.expansion import expand_on_node
 from moorage.plugin.node.observe import NodeVolume
 from moorage.plugin.node.publishing import Bind

@@ -138,7 +138,7 @@ class Volumes(ControllerOperations):
 
     def modify_volume(self, volume_id: str, parameters: Mapping[str, str]) -> None:
         pool, changes = self._parts.persistent_pool(volume_id), dict(parameters)
-        create_request.check_limits(self._parts, changes, pool.volumes.get(volume_id).kind)
+        self._parts.check_io_limits(changes, pool.volumes.get(volume_id).kind)
         volume = pool.volumes.modify(volume_id, changes)
         retune(self._parts, pool, volume)
         log.info("volume modified", volume=volume_id, keys=sorted(changes))

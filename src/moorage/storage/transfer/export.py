@@ -13,14 +13,13 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from moorage.errors import UsageError
-from moorage.host import writeback
 from moorage.host.errors import host_error
 from moorage.host.extents import CopyProgress, Range, data_ranges
 from moorage.storage.errors import ImageMissing, InvalidValue, StorageError, VolumeInUse
@@ -29,13 +28,13 @@ from moorage.storage.model import Snapshot, Volume, VolumeKind
 from moorage.storage.pool import Pool
 from moorage.storage.records import PoolRecord, decoded
 from moorage.storage.transfer.archive import archived, tree_state
+from moorage.storage.transfer.output import FileOutput, StreamOutput
 from moorage.storage.transfer.stream import (
     CHUNK_BYTES,
     DATA,
     DIRECTORY_FORMAT,
     FORMAT,
     HEAD,
-    MAGIC,
     TAIL,
     ZERO,
     Frame,
@@ -50,7 +49,6 @@ from moorage.storage.usage import observe
 PARTIAL = ".partial"
 _ZEROS = bytes(CHUNK_BYTES)
 _BUFFERS = 4
-_WRITEBACK_BYTES = 16 * CHUNK_BYTES
 Piece = tuple[Frame, memoryview]
 
 
@@ -215,7 +213,7 @@ def export_to_file(
         os.ftruncate(fd, start.at)
         os.lseek(fd, start.at, os.SEEK_SET)
         with _reading(subject.data) as source:
-            done = _send(subject, source, _ToFile(fd, start.copied(), sync), progress)
+            done = _send(subject, source, FileOutput(fd, start.copied(), sync), progress)
         if sync:
             os.fsync(fd)
         os.rename(partial, path)
@@ -234,7 +232,7 @@ def export_to_pipe(subject: ExportSource, fd: int, progress: CopyProgress | None
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
     try:
         with _reading(subject.data) as source:
-            return _send(subject, source, _Out(fd, Position(), skip), progress)
+            return _send(subject, source, StreamOutput(fd, Position(), skip), progress)
     except BrokenPipeError as failed:
         raise StorageError("the reader of the stream has gone away") from failed
     except OSError as failed:
@@ -251,7 +249,7 @@ def _resumable(fd: int, subject: ExportSource, partial: Path) -> Position:
     return found.position
 
 
-def _send(subject: ExportSource, source: int, out: "_Out", progress: CopyProgress | None) -> Exported:
+def _send(subject: ExportSource, source: int, out: "StreamOutput", progress: CopyProgress | None) -> Exported:
     start = out.position.copied()
     if start.at == 0:
         payload = msgspec.json.encode(subject.header)
@@ -269,56 +267,6 @@ def _send(subject: ExportSource, source: int, out: "_Out", progress: CopyProgres
     out.put(frame, memoryview(trailer))
     at = out.position
     return Exported(at.data_bytes, at.at, at.frames, start.at)
-
-
-class _Out:
-    """The writing end; bytes before `skip` are counted and not sent."""
-
-    def __init__(self, fd: int, position: Position, skip: int = 0) -> None:
-        self._fd = fd
-        self._skip = skip
-        self.position = position
-
-    def begin(self, frame: Frame, payload: bytes) -> None:
-        self._write([memoryview(MAGIC)])
-        self.position.at = len(MAGIC)
-        self.put(frame, memoryview(payload))
-
-    def put(self, frame: Frame, payload: memoryview) -> None:
-        placed = frame.padded_at(self.position.at)
-        head = placed.encoded()
-        self._write([memoryview(head + bytes(placed.padding)), payload] if len(payload) else [memoryview(head)])
-        self.position.advance(placed, head)
-
-    def _write(self, parts: Sequence[memoryview]) -> None:
-        waiting = []
-        for part in parts:
-            left = min(self._skip, len(part))
-            self._skip -= left
-            if left < len(part):
-                waiting.append(part[left:])
-        while waiting:
-            sent = os.writev(self._fd, waiting)
-            while waiting and sent >= len(waiting[0]):
-                sent -= len(waiting.pop(0))
-            if sent:
-                waiting[0] = waiting[0][sent:]
-
-
-class _ToFile(_Out):
-    """A file that has to be on disk at the end goes there while it grows; the fsync then has little left to do."""
-
-    def __init__(self, fd: int, position: Position, sync: bool) -> None:
-        super().__init__(fd, position)
-        self._sync = sync
-        self._flushed = position.at
-
-    def put(self, frame: Frame, payload: memoryview) -> None:
-        super().put(frame, payload)
-        at = self.position.at
-        if self._sync and at - self._flushed >= _WRITEBACK_BYTES:
-            self._sync = writeback.begin(self._fd, self._flushed, at - self._flushed)
-            self._flushed = at
 
 
 def _read_ahead(subject: ExportSource, fd: int, start: int) -> Generator[Piece, None, None]:

@@ -10,7 +10,8 @@ from moorage.controllers.binder.execute import BinderExecutor, NotNow
 from moorage.controllers.binder.plan import EmitEvent, SetClaimPhase, SetVolumePhase, TellMissing, TryLater, Unbind
 from moorage.controllers.binder.state import BinderState
 from moorage.kube.api.client import Client
-from moorage.kube.cache.informer import Informer, Informers
+from moorage.kube.cache.informer import Informer
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.events import Recorder
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict

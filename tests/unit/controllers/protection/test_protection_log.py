@@ -8,7 +8,7 @@ import pytest
 
 from moorage.controllers.protection.run import ClaimProtection
 from moorage.kube.cache.caches import Caches
-from moorage.kube.cache.informer import Informers
+from moorage.kube.cache.informers import Informers
 from moorage.kube.control.controller import Controller
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict
