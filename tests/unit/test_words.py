@@ -17,9 +17,6 @@ STILL_THERE = {
     "docs": 83,
     "moorage/cli": 5,
     "moorage/cluster": 3,
-    "moorage/host": 20,
-    "moorage/node": 95,
-    "moorage/storage": 26,
 }
 
 SOURCE = words.ROOT / "src" / "moorage"

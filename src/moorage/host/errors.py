@@ -58,7 +58,7 @@ class CannotGrow(HostError):
 
 
 class LoopGone(HostError):
-    """A loop device has let go of the file it was seen with; its number may be another file's by now."""
+    """A loop device was detached from the file it was seen with. Its number may belong to another file by now."""
 
     code = "ABORTED"
 

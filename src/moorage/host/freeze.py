@@ -3,7 +3,7 @@
 Owns: FIFREEZE and FITHAW, the bound on a freeze, and the guard process that thaws when the
 process that froze has died or hangs. The kernel thaws nothing by itself, so a freeze is armed
 with the guard before it happens.
-May not touch: pools; which filesystems and why is told.
+May not touch: pools; the caller chooses the filesystems.
 Start reading at: `frozen`.
 """
 
@@ -225,7 +225,7 @@ def _freeze(path: str, fd: int, deadline: float) -> None:
         try:
             fcntl.ioctl(fd, _FIFREEZE, 0)
         except OSError as failed:
-            # Somebody else holds it still; their freeze is bounded too, or it is theirs to end.
+            # Another process still holds it. Its freeze is bounded too, or that process ends it.
             if failed.errno == errno.EBUSY and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue

@@ -1,7 +1,7 @@
 """Looking at paths that may hang, because the server or the device behind a mount is gone.
 
-Owns: `look`, and the questions that have not been answered. Whoever looks at such a path cannot be stopped: it costs
-one thread, however many ask the same of it however often. What is mounted in its place later is asked anew.
+Owns: `look`, and the questions that have not been answered. A thread that looks at such a path cannot be
+stopped. Callers that ask the same share one thread. What is mounted in its place later is asked again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _ANSWER_S = 10.0
 
 
 class DoesNotAnswer(MoorageError):
-    """Somebody waits for it still."""
+    """The path did not respond in time. A thread is still blocked on it."""
 
     code = "DEADLINE_EXCEEDED"
 
@@ -60,7 +60,7 @@ def _ask(key: tuple[Path, str], question: Callable[[], Any]) -> _Question:
         if _open.get(key) is asked:
             del _open[key]
         if not answer.cancelled():
-            answer.exception()  # maybe nobody waits for it any more
+            answer.exception()  # the caller may have stopped waiting
 
     asked.answer.add_done_callback(forget)
     return asked

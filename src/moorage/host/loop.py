@@ -81,7 +81,7 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
                 try:
                     fcntl.ioctl(device_fd, _CONFIGURE, _CONFIG.pack(file_fd, block_size, info))
                 except OSError as failed:
-                    if failed.errno == errno.EBUSY:  # somebody else took this number first
+                    if failed.errno == errno.EBUSY:  # another process took this number first
                         continue
                     raise host_error(f"attach loop{number} to", backing, failed) from failed
                 return _described(number, device_fd)
@@ -182,7 +182,7 @@ def number_of(device: str | Path) -> int:
 
 @contextlib.contextmanager
 def held(device: LoopDevice) -> Iterator[int]:
-    """Keep a device open: so long it stays with its file, whoever releases it. LoopGone when it has let go before."""
+    """Keep a device open, and so attached to its file even if it is released. Raises LoopGone if it is detached."""
     gone = LoopGone(device.path, device.backing_file)
     with contextlib.ExitStack() as opened:
         try:
@@ -203,7 +203,7 @@ def is_still(device: LoopDevice) -> bool:
 
 
 def detach(device: LoopDevice) -> bool:
-    """Release a loop device; False says that it has let go of its file already.
+    """Release a loop device. Returns False if it was already detached from its file.
 
     A device that is still open elsewhere goes when the last opener closes it.
     """
@@ -218,7 +218,7 @@ def detach(device: LoopDevice) -> bool:
 
 
 def wait_detached(device: LoopDevice, timeout_s: float = 10.0) -> bool:
-    """Whether the device let go of its file in time; its last openers may close a little later."""
+    """Whether the device was detached in time; the last processes that have it open may close it a little later."""
     deadline = time.monotonic() + timeout_s
     while backing_of(device.number) is not None and is_still(device):
         if time.monotonic() > deadline:
@@ -309,7 +309,7 @@ def ensure_node(number: int) -> Path:
         try:
             os.mknod(path, 0o660 | stat.S_IFBLK, os.makedev(_MAJOR, number))
         except FileExistsError:
-            pass  # somebody else was quicker
+            pass  # another process was faster
         except OSError as failed:  # a process without privileges has no devices to look at
             raise host_error("make", path, failed) from failed
     return Path(path)

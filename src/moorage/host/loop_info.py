@@ -63,7 +63,7 @@ def plain_path(text: bytes | None) -> str:
 def is_open_elsewhere(path: str | Path) -> bool:
     """Whether anybody on this machine has the file open, in constant time.
 
-    The kernel grants a write lease only on a file that nobody else has open, and a loop device
+    The kernel grants a write lease only on a file that no other process has open, and a loop device
     has its file open. Where leases are unknown, "perhaps" is the answer.
     """
     try:

@@ -1,7 +1,7 @@
 """Mounts on this machine: the calls that change them.
 
 Owns: mount(2) and umount2(2), mount options as flags, corrupted mount points, stat of a filesystem.
-May not touch: loop devices, pools. It is told what to do, never why.
+May not touch: loop devices, pools.
 Start reading at: `mount`, `bind`, `unmount`.
 """
 
@@ -125,7 +125,7 @@ def mount(source: str | Path, target: str | Path, fstype: str, options: Iterable
 def bind(
     source: str | Path, target: str | Path, options: Iterable[str] = (), recursive: bool = False, shown: str = ""
 ) -> None:
-    """Show `source` at `target`, with options such as `ro`: all of it or nothing, also for whoever kills us meanwhile.
+    """Show `source` at `target`, with options such as `ro`. A crash leaves the complete mount or none.
     `shown` is the path of the new mount where `target` is only a handle on what lies below it."""
     flags, data = flags_from(options)
     if data:

@@ -1,7 +1,7 @@
 """Paths that a caller names for a volume: checked, made, held and removed without following links.
 
 Owns: staging and target paths up to the moment something is mounted there. The last two parts of a
-path are never followed when they are symbolic links, so nobody can turn a mount elsewhere.
+path are never followed when they are symbolic links, so no other process can redirect a mount.
 May not touch: mounts themselves, pools.
 Start reading at: `Target`.
 """

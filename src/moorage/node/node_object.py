@@ -1,7 +1,7 @@
 """This node as the cluster sees it: the Node object, its status and its lease.
 
 Owns: registration, heartbeat, conditions, capacity, volumesInUse, and what remains after a graceful stop.
-May not touch: drivers and volumes; it is told which volumes are in use.
+May not touch: drivers and volumes; the volume manager says which volumes are in use.
 Start reading at: `NodeObject.register`, `NodeObject.run`.
 """
 
@@ -84,7 +84,7 @@ class NodeObject:
         elif old is None:
             self._in_use_changed.set()  # a new Node lists no volume yet
         elif _ready_in(new) != _word(self._ready[0]):
-            self._wake.set()  # somebody took this node for lost, and does not take that back
+            self._wake.set()  # another client marked this node as lost, and does not undo that
 
     async def register(self) -> Node:
         """The Node exists and says that attaching is the controller's business; its labels are there."""
@@ -139,7 +139,7 @@ class NodeObject:
         """The agent ends on purpose: the node is not ready, or goes altogether. Returns soon, whatever the API does."""
         self._is_leaving = True
         try:
-            # What is under way ends first: later, it would say that the node is ready, or make anew what was removed.
+            # What is under way ends first: later, it would say that the node is ready, or recreate what was removed.
             async with asyncio.timeout(LAST_WORD_S), self._renewing, self._writing:
                 if remove:
                     await self._remove()
@@ -222,8 +222,8 @@ class NodeObject:
             await self._again()
 
     async def _again(self) -> None:
-        """Somebody deleted the Node while the agent runs, and perhaps made another one of the name: it is registered
-        anew, with all that it said before."""
+        """A user deleted the Node while the agent runs, and perhaps created another one of the name: register it
+        again, with all that it said before."""
         if self._is_leaving:
             return
         log.warning("node object is gone or another one; it is registered again", node=self._facts.name)

@@ -166,7 +166,7 @@ class Agent:
         self.recorder.normal(_reference(use), "VolumePermissionChangeInProgress", text)
 
     def subscribe(self) -> None:
-        """Word of every change goes to who needs it."""
+        """Connect every informer to the parts that need its changes."""
         self.volumes.on_moved = self.pods.volumes_moved
         self.registry.subscribe(self.volumes.plugin_changed)
         self.nodes.subscribe(self.volumes.node_changed)
@@ -338,7 +338,7 @@ def prepare_root(root: Path) -> int:
 
 
 def _is_claim_settled(claim: PersistentVolumeClaim) -> bool:
-    """Nothing of it is expected to change soon: it is bound, and nobody is about to grow it."""
+    """Nothing of it is expected to change soon: it is bound, and no growth is requested."""
     return claim.status.phase == "Bound" and not claim.status.allocated_resource_statuses
 
 

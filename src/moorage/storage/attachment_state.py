@@ -68,7 +68,7 @@ class StateFiles:
         raise Busy(f"{self._directory} changes too fast to be read; try again")
 
     def swap(self, change: Callable[[int, AttachState], AttachState | None]) -> None:
-        """Apply a change to the latest state, again until nobody was in between.
+        """Apply a change to the latest state; repeat it until no other writer was in between.
 
         `change` gets the number that its result would have and the state before; None means that
         there is nothing to do.
@@ -99,7 +99,7 @@ class StateFiles:
         return True
 
     def _make(self, place: str, wanted: AttachState) -> bool:
-        """Give a state its number, as a whole; False when somebody else has that number."""
+        """Give a state its number, as a whole. Returns False if another writer took that number."""
         content = msgspec.json.encode(wanted)
         draft = os.path.join(self._directory, f".{int(time.time())}-{wanted.nonce}")
         if len(content) > _LONGEST_LINK:

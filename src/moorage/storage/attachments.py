@@ -55,9 +55,9 @@ T = TypeVar("T")
 
 
 def prepare(context: PoolContext, built: str) -> None:
-    """Give a volume that is being built its place for attachments, while nobody knows its name.
+    """Give a volume that is being built its place for attachments, while its name is still unknown.
 
-    GlusterFS can fail to make a directory, or a symbolic link, that somebody looks up at that moment.
+    GlusterFS can fail to make a directory, or a symbolic link, that another client looks up at that moment.
     """
     if context.config.scope is PoolScope.SHARED:
         with contextlib.suppress(FileExistsError):  # a repeated import
@@ -179,7 +179,7 @@ class Attachments:
         return bool(taken)
 
     def seal(self, volume_id: str) -> None:
-        """Before a deletion: refuse if anybody has the volume, and let nobody have it from now on."""
+        """Before a deletion: refuse if a node has the volume, and attach it to no node from now on."""
 
         def change(token: int, state: AttachState) -> AttachState | None:
             if state.nodes:
@@ -227,7 +227,7 @@ class Attachments:
     def _changing(self, what: str) -> Iterator[None]:
         """The filesystem's errors as ours; a state that it does not show is for an operator to heal.
 
-        It is never passed over: it may be one that somebody holds, on replicas that are away.
+        It is never passed over: a node may hold it, on replicas that are away.
         """
         with self._layout.translated(what):
             try:

@@ -19,7 +19,7 @@ from moorage.storage.tree_sizes import TreeSizes
 
 
 class KeyedLocks:
-    """A lock for each key that somebody holds or waits for; nothing for all the others."""
+    """A lock for each key that a thread holds or waits for; nothing for all the others."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

@@ -159,7 +159,7 @@ class Copier:
     def _flush(self, job: Job, use: HostUse, plan: CopyPlan) -> None:
         """Write what is cached above the image while writers still run: the hold gets shorter.
 
-        Where nobody is held the image itself need not be synced: FICLONE writes its cached pages
+        If no writer is frozen, the image itself need not be synced: FICLONE writes its cached pages
         first, a sparse copy reads them, and the copy is fsynced in either case.
         """
         if job.kind is VolumeKind.IMAGE:

@@ -95,7 +95,7 @@ class SizeOutOfRange(StorageError):
 
 
 class VolumeInUse(StorageError):
-    """Somebody holds it; the message names who."""
+    """The volume is in use. The message names the holder."""
 
     code = "FAILED_PRECONDITION"
 
@@ -123,14 +123,14 @@ class AttachedDifferently(StorageError):
 
 
 class AttachmentsUnreadable(StorageError):
-    """The pool's filesystem does not show who has a volume, so nobody gets it."""
+    """The pool's filesystem does not show which node has a volume, so it is attached to none."""
 
     code = "UNAVAILABLE"
 
     def __init__(self, what: str, failed: OSError) -> None:
         where = os.fsdecode(failed.filename2 or failed.filename or "the volume's attachments")
         super().__init__(
-            f"{what}: the pool's filesystem refuses {where} ({os.strerror(failed.errno or 0)}), so nobody is given "
+            f"{what}: the pool's filesystem refuses {where} ({os.strerror(failed.errno or 0)}), so no node is given "
             "the volume; on a replicated filesystem the replicas disagree: bring all of them back and heal it "
             "(docs/explanation/storage.md, Replicas that disagree)"
         )

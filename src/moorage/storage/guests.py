@@ -129,7 +129,7 @@ def snapshot_for_export(pool: Pool, volume: Volume, kept: str = "") -> Iterator[
 
 
 def discard_snapshot(pool: Pool, ident: str) -> None:
-    """Delete a snapshot that nobody will want back: its space is given back at once."""
+    """Delete a snapshot for good: its space is given back at once."""
     if not pool.delete_snapshot(ident):
         return
     trash = Trash(pool.context)

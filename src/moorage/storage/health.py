@@ -159,7 +159,7 @@ def _mount_signs(device: LoopDevice, mounts: Sequence[Mount]) -> list[HealthEntr
         entries.append(sign("FilesystemErrors", f"the kernel counted {errors} errors on {device.path}"))
     for mount in mounts:
         # The whole filesystem went read-only, not just one read-only bind of it.
-        # Newer kernels keep `rw` and say that an error made it so with a word of their own.
+        # Newer kernels keep `rw` and report an error with an option of its own.
         is_ro = "ro" in mount.super_options and "ro" not in mount.options and not device.read_only
         if is_ro or _EMERGENCY & set(mount.super_options):
             entries.append(sign("RemountedReadOnly", f"{mount.target} was remounted read-only after an error"))

@@ -3,7 +3,7 @@
 Owns: the running sums (promised, allocated, reclaimable) and the decision whether something fits.
 A volume promises its size; a snapshot promises the bytes that it held when it was cut, because a
 rewrite of its volume takes that much again. Sums change with each operation and cost O(1); they are
-counted anew from the disk before anything is refused, so drift never refuses what would fit.
+counted again from the disk before anything is refused, so drift never refuses what would fit.
 May not touch: files, except for one statfs.
 Start reading at: `Ledger.capacity`, `Ledger.reserved`.
 """
@@ -49,7 +49,7 @@ class Ledger:
         self._fresh_s = _FRESH_SHARED_S if config.scope is PoolScope.SHARED else _FRESH_S
 
     def recount(self, *, at_most_every_s: float = 0.0) -> bool:
-        """Count the pool anew; False when the last count is younger than asked for."""
+        """Recount the pool. Returns False if the last count is recent enough."""
         with self._counting:  # one count at a time; who waited for it has it fresh
             return self._recount(at_most_every_s)
 
@@ -78,7 +78,7 @@ class Ledger:
             self._sums.reclaimable = max(0, self._sums.reclaimable + reclaimable)
 
     def stale(self) -> None:
-        """Somebody else changed the pool: count again when it matters."""
+        """Another process changed the pool: count again before the next refusal."""
         self._counted_at = float("-inf")
 
     def capacity(self) -> Capacity:

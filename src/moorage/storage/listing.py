@@ -116,7 +116,7 @@ def _damaged(name: str, why: str) -> VolumeRow:
 
 
 def _snapshot_counts(snapshots: str, groups: str) -> Counter[str]:
-    """How many snapshots each volume has; damaged ones are nobody's."""
+    """How many snapshots each volume has; damaged ones are not counted."""
     found: Counter[str] = Counter()
     places = [os.path.join(snapshots, name) for name in os.listdir(snapshots)]
     for group in os.listdir(groups):

@@ -277,7 +277,7 @@ class Pool:
     def undelete(self, ident: str, what: str = "volume") -> str:
         """Put a deleted object back, whole, with its id; takes an id or the caller's name."""
         is_attached = what == "volume" and self.config.scope is PoolScope.SHARED
-        # In the trash, where nobody can attach it: a crash after the move would leave it sealed for ever.
+        # In the trash, where it cannot be attached: a crash after the move would leave it sealed for ever.
         return self.trash.undelete(ident, what, self.attachments.unseal if is_attached else None)
 
     def sweep(self) -> int:

@@ -180,7 +180,7 @@ class Trash:
                 self._layout.move(source, target)
             except OSError as failed:
                 if failed.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise NameTaken(item.what, item.name, "it was made anew since the deletion") from failed
+                    raise NameTaken(item.what, item.name, "it was created again since the deletion") from failed
                 if failed.errno == errno.ENOENT:
                     raise NotInTrash(item.id, self._context.config.name) from failed
                 raise

@@ -1,4 +1,4 @@
-"""Copy directory trees faithfully, whatever is in them and whoever changes them meanwhile.
+"""Copy directory trees faithfully, whatever is in them, also while they change.
 
 Owns: copies that keep hard links, extended attributes (ACLs are among them), holes, devices, sockets, owners and times.
 Both trees are walked by descriptors; see `host.dir_walk`.

@@ -366,7 +366,7 @@ class Volumes:
 
 
 def _unshare(data: str) -> None:
-    """Turn a clone into a file of its own: thick promises blocks that nobody shares."""
+    """Turn a clone into a file of its own: thick promises blocks that are not shared."""
     shared = data + ".shared"
     os.rename(data, shared)
     source = os.open(shared, os.O_RDONLY | os.O_CLOEXEC)

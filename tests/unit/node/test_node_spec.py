@@ -219,8 +219,8 @@ async def test_a_text_may_have_what_the_kernel_takes(tmp_path, container):
 @pytest.mark.parametrize(
     ("container", "words"),
     [
-        ({"env": TENFOLD}, r"what becomes of '(\$\(C\))+…?' is longer than 128 KiB"),
-        ({"env": TENFOLD[:3], "args": ["$(C)$(C)"]}, r"what becomes of '\$\(C\)\$\(C\)' is longer than 128 KiB"),
+        ({"env": TENFOLD}, r"the expansion of '(\$\(C\))+…?' is longer than 128 KiB"),
+        ({"env": TENFOLD[:3], "args": ["$(C)$(C)"]}, r"the expansion of '\$\(C\)\$\(C\)' is longer than 128 KiB"),
         ({"env": [{"name": "A", "value": "x" * (LONGEST - 1)}]}, "variable A is longer than 128 KiB"),
         ({"env": [{"name": "A" * LONGEST, "value": "x"}]}, "variable A+… is longer than 128 KiB"),
         ({"args": ["x" * (LONGEST + 1)]}, "argument 1 is longer than 128 KiB"),

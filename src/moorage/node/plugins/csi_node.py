@@ -1,4 +1,4 @@
-"""What the cluster is told about this node's drivers: CSINode, the node-id annotation, topology labels.
+"""What the cluster knows about this node's drivers: CSINode, the node-id annotation, topology labels.
 
 Owns: those three writes, one at a time, each repeated on conflict.
 May not touch: the drivers; it is handed what NodeGetInfo answered.

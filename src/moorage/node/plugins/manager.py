@@ -1,6 +1,6 @@
 """Plugin registration: one task per socket, from the handshake to its disappearance.
 
-Owns: the handshake and its back-off, re-registration of a socket made anew, de-registration.
+Owns: the handshake and its back-off, re-registration of a replaced socket, de-registration.
 May not touch: volumes. A driver that hangs holds up its own task and no other.
 Start reading at: `PluginManager.run`.
 """
@@ -33,7 +33,7 @@ RefreshPeriod = Callable[[str], float]
 
 
 class Refused(MoorageError):
-    """A plugin that cannot be registered, and why; the plugin is told the same words."""
+    """A plugin that cannot be registered, and why; the plugin gets the same message."""
 
     code = "FAILED_PRECONDITION"
 
@@ -67,7 +67,7 @@ class PluginManager:
         self._changed.set()
 
     def publish_again(self) -> None:
-        """The Node was made anew: it knows nothing of the drivers that were here before."""
+        """The Node was recreated: it knows nothing of the drivers that were here before."""
         self._news += 1
         self._changed.set()
 

@@ -58,7 +58,7 @@ class RegisteredDriver:
             self._question = None
 
     def _forget_capabilities(self) -> None:
-        """Whoever answers from now on is another process: what the one before still says is not kept."""
+        """From now on another process answers. Late answers of the one before are ignored."""
         self._question = None
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from moorage.log import get_logger
 
 log = get_logger(__name__)
 
-SocketIdentity = tuple[int, int, int]  # device, inode, time of creation: a socket made anew has another one
+SocketIdentity = tuple[int, int, int]  # device, inode, time of creation: a replaced socket has another one
 
 _RESCAN_S = 30.0
 _RESCAN_BLIND_S = 5.0  # where inotify tells nothing
@@ -33,7 +33,7 @@ def _raise(error: OSError) -> None:
 def sockets_below(directory: Path, on_unread: Callable[[OSError], None] = _raise) -> dict[str, SocketIdentity]:
     """Every unix socket in the tree whose name does not begin with a dot; the suffix does not matter.
 
-    What cannot be read is not known to be gone: `on_unread` is told of it, and raises unless it is given."""
+    What cannot be read is not known to be gone: `on_unread` is called for it, and raises unless it is given."""
     found: dict[str, SocketIdentity] = {}
 
     def failed(error: OSError) -> None:
@@ -113,7 +113,7 @@ def _ensure(directory: Path) -> None:
 
 
 def _watch_tree(inotify: Inotify, directory: Path) -> None:
-    """Watch every directory there is now. Each time anew: one of the same name may be another than before."""
+    """Watch every directory there is now. Add each watch again: a directory may have been replaced under its name."""
     for folder, _, _ in os.walk(directory):
         try:
             inotify.add_watch(folder, _EVENTS)

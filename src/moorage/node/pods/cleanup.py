@@ -38,7 +38,7 @@ def pod_directories(layout: NodeLayout) -> list[PodUid]:
 
 
 def _directories(layout: NodeLayout, above: Path) -> list[Path]:
-    """What somebody else has put beside them is not ours, and no reason to do nothing at all; nor is a dead mount."""
+    """What other programs put beside them is not ours, and no reason to stop; nor is a dead mount."""
     with past_dead_mounts(layout, above), suppress(FileNotFoundError, NotADirectoryError):
         return [above / name for name in os.listdir(above) if _is_directory(layout, above / name)]
     return []

@@ -49,7 +49,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
         found = "$" if match[0] == "$$" else values.get(match[1], match[0])
         length += len(found)
         if length > _LONGEST_TEXT:
-            raise _too_long(f"what becomes of {_shortened(text)!r}")
+            raise _too_long(f"the expansion of {_shortened(text)!r}")
         return found
 
     closed, rest = _parted(text)
@@ -317,13 +317,13 @@ async def _asked(path: Path, what: str, question: Callable[[], R]) -> R:
 
 
 def _is_written_by_agent(use: VolumeUse) -> bool:
-    """Secrets and the like: whoever else could write there would tell the agent where to write. But other volumes may
+    """Secrets and the like: a process that could write there would direct the agent's own writes. But other volumes may
     be mounted in them, for which the container's first process makes the places."""
     return isinstance(use.source, PlainSource) and use.source.plugin in OF_OBJECTS
 
 
 def _is_of_host(use: VolumeUse) -> bool:
-    """Whoever may mount a directory of the host, such as /dev, is to find the devices that are there. In any other
+    """A pod that may mount a directory of the host, such as /dev, finds the devices that are there. In any other
     volume they are of no use: they could be the disks of other pods."""
     return isinstance(use.source, PlainSource) and use.source.body.volume.host_path is not None
 

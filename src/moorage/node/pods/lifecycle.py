@@ -1,7 +1,7 @@
 """What to do next for a pod's containers: pure functions.
 
 Owns: restart policies, back-off, the order of init containers and sidecars, and when a pod has come to its end.
-May not touch: processes, the API, a clock. How it is told is in `report.py`.
+May not touch: processes, the API, a clock. `status_report.py` writes the status.
 Start reading at: `decide`.
 """
 
@@ -45,7 +45,7 @@ class ContainerAttempt:
 
 @dataclass(frozen=True, slots=True)
 class PodDecision:
-    """Which containers to start now, when to look again, and what the pod has come to."""
+    """Which containers to start now, when to decide again, and the pod's phase."""
 
     start: tuple[str, ...] = ()
     look_again_at: float | None = None

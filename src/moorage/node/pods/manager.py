@@ -55,7 +55,7 @@ class PodManager:
         return False
 
     def begin(self) -> None:
-        """The pod list is complete: what was found on disk and is not in it belongs to nobody."""
+        """The pod list is complete: what was found on disk and is not in it has no pod any more."""
         self._has_begun = True
         for worker in self.workers.values():
             if worker.pod is None:
@@ -64,7 +64,7 @@ class PodManager:
             self._new.put_nowait(worker)
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        """Told by the informer. An object made anew under the same name is another pod."""
+        """Called by the informer. An object recreated under the same name is another pod."""
         pod = new or old
         if pod is None:
             return
@@ -74,7 +74,7 @@ class PodManager:
             return
         is_new = uid not in self.workers
         if is_new and self._is_draining:
-            return  # it is the next agent's, or nobody's: here it would be started and left running
+            return  # it is the next agent's, or orphaned: here it would be started and left running
         if is_new and (new is None or (MIRROR_POD in pod.annotations and not pod.is_deleting)):
             return
         worker = self._worker(uid)
@@ -108,7 +108,7 @@ class PodManager:
             worker.wake()
 
     def find(self, namespace: str, name: str, uid: str = "") -> PodWorker | None:
-        """The worker of a pod by its name. One that was made anew counts before one that is still being ended."""
+        """The worker of a pod by its name. A recreated pod comes before one that is still being ended."""
         found = [
             worker
             for worker in self.workers.values()

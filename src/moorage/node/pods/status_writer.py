@@ -1,6 +1,6 @@
-"""Writing pod.status: the newest one wins, nobody waits for it.
+"""Writing pod.status: the newest one wins, and no caller waits for it.
 
-Owns: one patch at a time per pod, repeated until the server has taken the newest status, and again when somebody else
+Owns: one patch at a time per pod, repeated until the server has taken the newest status, and again when another client
 has changed it.
 Start reading at: `StatusWriter.put`.
 """
@@ -122,9 +122,9 @@ class StatusWriter:
                 )
                 entry.answer = (answer.version, _gist(answer))
             except (NotFound, Conflict) as gone:
-                log.debug("pod is gone or was made anew", pod=entry.name, reason=str(gone))
+                log.debug("pod is gone or was recreated", pod=entry.name, reason=str(gone))
             except Invalid as error:
-                # A kube-apiserver takes the uid of a pod that was made anew for a wrong value.
+                # A kube-apiserver rejects the old uid of a recreated pod as a wrong value.
                 is_another = any(cause.get("field") == "metadata.uid" for cause in error.causes)
                 say = log.debug if is_another else log.error
                 say("pod status was refused", pod=entry.name, reason=str(error))
@@ -160,8 +160,8 @@ def _by_type(conditions: list[Condition]) -> dict[str, Condition]:
 
 
 def _is_overwritten(entry: _Entry, found: Pod) -> bool:
-    """Whether somebody else has changed what was written since: a node that was out of reach for a while has its pods
-    marked as not ready, and nobody but this agent takes that back."""
+    """Whether another client has changed what was written since: a node that was out of reach for a while has its pods
+    marked as not ready, and only this agent undoes that."""
     version, said = entry.answer
     return 0 < version < found.version and said != _gist(found)
 

@@ -354,7 +354,7 @@ class PodWorker:
     def _tell(self, pod: Pod, decision: PodDecision, attempts: Mapping[str, ContainerAttempt]) -> None:
         reason, message = self._over_reason
         if not decision.is_over or (not reason and decision.phase == pod.status.phase):
-            # A reason belongs to the phase that it is told with.
+            # A reason belongs to the phase that it was set with.
             reason, message = pod.status.reason, pod.status.message
         status = status_of(
             pod,

@@ -137,7 +137,7 @@ def _make(directory: str) -> None:
 
 def find_hierarchies() -> list[tuple[int, Path]]:
     """Version and directory of each hierarchy in which a limit can be set. Version 2 may be mounted beside version 1
-    with nothing in it that is of use here."""
+    with nothing in it that this agent needs."""
     found: list[tuple[int, Path]] = []
     for mount in mountinfo.mounts():
         path = Path(mount.target)

@@ -46,7 +46,7 @@ def groups_of(directory: str) -> list[str]:
 
 
 def _kill_all(directory: str) -> None:
-    """At once, where the kernel does that (v2): nobody is missed who starts others meanwhile."""
+    """At once, where the kernel does that (v2): no process escapes by starting others meanwhile."""
     with contextlib.suppress(OSError):
         fd = os.open(f"{directory}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)
         try:

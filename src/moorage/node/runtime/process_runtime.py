@@ -181,7 +181,7 @@ class ProcessRuntime:
         """The process stays a zombie until its supervisor has written down how it ended, or could not. One that an
         older version of this agent has started may be gone a moment before."""
         container = self._followed.get(pidfd)
-        if container is None:  # nobody follows it any more
+        if container is None:  # no longer followed
             return
         loop = asyncio.get_running_loop()
         try:

@@ -120,7 +120,7 @@ def finish(spec: dict[str, Any]) -> None:
             except FileNotFoundError:
                 continue
             _make_read_only(path)
-    if spec.get("cwd"):  # here, where it may be made whoever the program runs as
+    if spec.get("cwd"):  # here, where it can be made for any user of the program
         with step(f"make directory {spec['cwd']}"):
             os.close(_make_directories(spec["cwd"]))
     if spec.get("read_only_root"):
@@ -174,7 +174,7 @@ def _own_devices() -> int:
 def _furnish(hide: Sequence[str]) -> list[tuple[str, int]]:
     """In the working directory. Returns the places that must be mounted over instead."""
     for name in ("proc", "sys", "dev"):
-        _hide(name, 0o755)  # what the host's root has there lies below mounts of the host, and is for nobody
+        _hide(name, 0o755)  # what the host's root has there lies below mounts of the host, and no program may use it
     for name, (major, minor) in _DEVICES.items():
         os.mknod(f"dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
     for name, mode in (("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o755)):

@@ -127,7 +127,7 @@ class ContainerSupervisor:
             self._control.close()
             self._control = None
             return
-        if not fds:  # too many files are open here: the agent finds that nobody answers
+        if not fds:  # too many files are open here: the agent gets no answer
             return
         *given, reply = fds
         try:
@@ -207,8 +207,8 @@ class ContainerSupervisor:
             if not os.path.isdir(directory) or os.path.exists(f"{directory}/{container_state.ABANDONED}"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(spec["state"])
-                raise OSError(errno.ESRCH, "nobody waits for it any more")
-        except OSError:  # without a record nobody would ever end it
+                raise OSError(errno.ESRCH, "the agent no longer waits for it")
+        except OSError:  # without a record no agent would ever end it
             os.kill(pid, signal.SIGKILL)
             for fd in (out, err, fail):
                 os.close(fd)
@@ -270,7 +270,7 @@ class ContainerSupervisor:
 
     def _up(self, container: _Container) -> None:
         container.is_starting = False
-        answer(container.reply, {"state": container.state})  # if nobody hears it, the next agent takes this up
+        answer(container.reply, {"state": container.state})  # if no agent receives it, the next one reads the record
         self._let_go(container)
 
     def _let_go(self, container: _Container) -> None:
@@ -340,7 +340,7 @@ class ContainerSupervisor:
 
 
 def main(control_fd: int, agent: int, open_files: int, hide: list[str]) -> None:
-    """Serve until nobody needs it."""
+    """Serve until there are neither an agent nor containers."""
     os.closerange(3, control_fd)  # the agent may have been given files that every child gets
     os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     control = socket.socket(fileno=control_fd)

@@ -117,7 +117,7 @@ class SupervisorClient:
                     await self._writable()
 
     def hang_up(self) -> None:
-        """It is asked nothing more. Who waits to ask is told now: nothing is heard of a closed socket."""
+        """Close the control socket and wake the tasks that wait to send: a closed socket would not wake them."""
         if self._ready is not None:
             asyncio.get_running_loop().remove_writer(self._control)
             _resolve(self._ready)

@@ -39,7 +39,7 @@ def text_of(error: BaseException) -> str:
 
 
 def answer(reply: int, message: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+    with contextlib.suppress(BrokenPipeError):  # the agent no longer waits for it
         os.write(reply, json.dumps(message).encode() + b"\n")
 
 

@@ -41,7 +41,7 @@ def _root_of(pid: int, pidfd: int) -> int:
     """A descriptor of a process's root directory."""
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        signal.pidfd_send_signal(pidfd, 0)  # it is there, so the number was not somebody else's when this was opened
+        signal.pidfd_send_signal(pidfd, 0)  # it exists, so the number was not another process's when this was opened
     except OSError:
         os.close(root)
         raise
@@ -76,7 +76,7 @@ def _open_inside(root: int, owner: int) -> tuple[int, int]:
 
 
 def _close(opening: "asyncio.Task[tuple[int, int]]") -> None:
-    """Nobody waits for it any more."""
+    """Called when the client no longer waits for it."""
     if not opening.cancelled() and opening.exception() is None:
         for fd in opening.result():
             os.close(fd)

@@ -51,7 +51,7 @@ def server_context(directory: Path, name: str, address: str, authority: bytes | 
         context = _context_from(certificate, key)
     except OSError as error:  # not there, cut short, or not of one pair; ssl.SSLError is an OSError
         if certificate.exists():
-            log.warning("certificate is made anew", path=str(certificate), reason=str(error))
+            log.warning("certificate is replaced", path=str(certificate), reason=str(error))
         _make_certificate(certificate, key, name, address)
         context = _context_from(certificate, key)
     if authority:
@@ -74,7 +74,7 @@ def _context_from(certificate: Path, key: Path) -> ssl.SSLContext:
 
 def authority_of(api: ApiConfig, file: Path | None) -> bytes | None:
     """The authority whose client certificates count: the given file's, or the one that our configuration names for
-    the API server. None without either: those that a system trusts for web sites vouch for nobody here."""
+    the API server. None without either: those that a system trusts for web sites are not trusted here."""
     if file is not None:
         return b"".join(
             one.public_bytes(serialization.Encoding.DER) for one in x509.load_pem_x509_certificates(file.read_bytes())
@@ -106,7 +106,7 @@ class Gate:
         user = await self._user(request)
         if user is None:
             refusal = web.Response(status=401, text=_WHO)
-            refusal.force_close()  # whoever it is does not get to ask again without making a connection
+            refusal.force_close()  # the client has to connect again before its next request
             return refusal
         name, groups = user
         if _MASTERS in groups:
@@ -142,7 +142,7 @@ class Gate:
 
     async def _is_root(self, request: web.Request) -> bool:
         """Looked up for each request: who held a socket a moment ago may have handed it on. All who ask during one look
-        share the next: so however many ask, such as a pod that does nothing else, nobody waits for more than two."""
+        share the next: however many ask, such as a pod that does nothing else, no caller waits for more than two."""
         if request.transport is None:
             return False
         look = self._next_look
@@ -159,7 +159,7 @@ class Gate:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = await self._review("/apis/authentication.k8s.io/v1/tokenreviews", body)
         if status is None or not status.get("authenticated"):
-            return None  # nobody vouches for the client
+            return None  # the client is not authenticated
         user = status.get("user") or {}
         return str(user.get("username") or ""), tuple(user.get("groups") or ())
 

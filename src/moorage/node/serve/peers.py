@@ -42,7 +42,7 @@ def ends_of(transport: Transport) -> Ends:
 
 
 def roots_outside_of_pods(connections: Sequence[Ends]) -> list[bool]:
-    """Whether the other end of each loopback connection is in the hands of root of this machine, and of nobody in a
+    """Whether root of this machine holds the other end of each loopback connection, and no process in a
     container, where root is another. No when in doubt. Looks through all processes, once for all connections: not for
     the event loop."""
     table_at = functools.cache(_table_at)
@@ -69,7 +69,7 @@ def _are_outside_of_pods(pids: Iterable[int]) -> bool:
 
 def is_closed(transport: Transport) -> bool:
     """Whether the client has closed the connection, also if nothing is read from it at the moment. A close waits behind
-    data that nobody takes; that of a client on this machine shows at its own end nevertheless."""
+    data that is never read; that of a client on this machine shows at its own end nevertheless."""
     socket, peer, own = (transport.get_extra_info(name) for name in ("socket", "peername", "sockname"))
     if socket is None or socket.fileno() < 0:
         return True

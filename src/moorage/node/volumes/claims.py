@@ -24,7 +24,7 @@ Claim = PersistentVolumeClaim
 _AT_ONCE = 8  # of hundreds of pods that start together: more would open a connection each, which costs the most
 _MANY = 8  # volumes under way; for fewer, single reads are sooner there
 _WORTH = 16  # claims in one list that take about as long as one read
-_FRESH_S = 5.0  # whoever tries again later reads again
+_FRESH_S = 5.0  # a later retry reads again
 
 
 class LiveClaims:

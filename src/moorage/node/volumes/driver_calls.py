@@ -57,8 +57,10 @@ def after_asking(step: str) -> Iterator[None]:
 
 @contextmanager
 def clearing_after(refusal: StepFailed, path: Path) -> Iterator[None]:
-    """What was prepared for a call that was refused is removed in here. Where that fails, somebody has to come back for
-    it, and only what is uncertain is come back for."""
+    """Remove in here what was prepared for a refused call.
+
+    If that fails, the volume becomes UNCERTAIN, so that teardown runs again.
+    """
     try:
         yield
     except (MoorageError, OSError) as left:
@@ -69,7 +71,7 @@ def clearing_after(refusal: StepFailed, path: Path) -> Iterator[None]:
 @asynccontextmanager
 async def confirming(check: Coroutine[None, None, None] | None) -> AsyncIterator[None]:
     """The check comes first, unless it takes long: then the driver is asked meanwhile for what no process sees before
-    both are done. If the check fails after that, what is there is nobody's: it is uncertain, and will be undone."""
+    both are done. If the check fails after that, what is there is uncertain, and will be undone."""
     if check is None:
         yield
         return
@@ -88,7 +90,7 @@ async def confirming(check: Coroutine[None, None, None] | None) -> AsyncIterator
 
 
 def uncover(target: Path) -> None:
-    """Before a driver undoes its mount: take away what somebody else has mounted over it. Drivers take off one mount,
+    """Before a driver undoes its mount: take away what others have mounted over it. Drivers take off one mount,
     then remove the directory with all that is in it, and that would be what is in the volume."""
     while (mount := _covering(target)) is not None:
         text = "something is mounted over a volume; it is unmounted first"
@@ -105,7 +107,7 @@ def _covering(target: Path) -> mountinfo.Mount | None:
 
 
 class Undone:
-    """Places of volumes that nobody uses any more, of one agent."""
+    """Places of volumes that no pod uses any more, of one agent."""
 
     def __init__(self) -> None:
         self._doubted: set[Path] = set()

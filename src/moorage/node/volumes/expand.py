@@ -100,7 +100,7 @@ class Grower:
         if not 0 < use.claim_size_bytes < use.size_bytes or volume.growth_refused or not use.claim_expands:
             return StepOutcome(size_bytes=known)
         if use.read_only and volume.state_of(use.pod.uid) is MountState.MOUNTED:
-            return StepOutcome(size_bytes=known)  # published once more; the reader was told when it came
+            return StepOutcome(size_bytes=known)  # published once more; the reader knows its size since then
         try:
             outcome = await self.grow(use, volume)
         except ApiError as error:

@@ -31,7 +31,7 @@ from moorage.node.volumes.state import CsiSource, PodRef, StepFailure, VolumeUse
 _DEFAULT_TOKEN_S = 3600
 _TOKEN_KEPT_S = 24 * 3600.0  # at most, however long a token lives
 _LOOK_AGAIN_S = 10.0  # whether pods have gone whose tokens are kept
-_FRESH_S = 2.0  # whoever fills a volume once more later reads again
+_FRESH_S = 2.0  # filling a volume again later reads again
 
 
 class Fetch:
@@ -108,7 +108,7 @@ class Fetch:
         return dict(found.status.attachment_metadata)
 
     async def confirm_attached(self, use: VolumeUse) -> None:
-        """The node object itself lists the volume as in use and as attached, now: nobody is about to detach it."""
+        """The node object itself lists the volume as in use and as attached: no controller is about to detach it."""
         if not use.is_attachable:
             return
         try:
@@ -122,7 +122,7 @@ class Fetch:
 
     async def confirm_claim(self, pod: PodRef, source: CsiSource) -> None:
         """The claim is still the one that led to this volume: what was heard of it may be older than the pod, and a
-        claim made anew under the same name is bound to another volume, perhaps of somebody else."""
+        claim recreated under the same name is bound to another volume, perhaps of another user."""
         if not source.claim:
             return
         namespace, _, name = source.claim.partition("/")
@@ -193,7 +193,7 @@ class Fetch:
 
     def forget_gone(self) -> None:
         """Forget tokens that are used no more, and those of pods that have gone: whose volume was refused has nothing
-        to be unpublished, so nobody says so."""
+        to be unpublished, so it is not reported."""
         now = time.time()
         self._tokens = {
             (uid, wanted): kept for (uid, wanted), kept in self._tokens.items() if now < kept[0] and self._is_here(uid)

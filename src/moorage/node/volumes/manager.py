@@ -89,7 +89,7 @@ class VolumeManager:
         return found
 
     def begin(self) -> None:
-        """The desired state is complete: from now on, what nobody wants is unmounted."""
+        """The desired state is complete: from now on, what no pod wants is unmounted."""
         self.world.is_ready = True
         for name in self.world.actual:
             self.look_at(name)
@@ -143,13 +143,13 @@ class VolumeManager:
             self._unwant(name, uid)
 
     def hold(self, uid: PodUid) -> None:
-        """Processes of this pod run although nobody wants it any more: its volumes stay until `release`."""
+        """Processes of this pod run although it is no longer wanted: its volumes stay until `release`."""
         self.world.held.add(uid)
 
     def leave(self, uid: PodUid) -> None:
         """No such pod is there any more, and its processes are being ended: until `release`, but not for long, no other
         gets a volume of its that is not meant for many. A pod that has none is in no one's way, and one that was
-        released may be told of once more: nobody would ever forget it."""
+        released may be reported once more, and would never be forgotten."""
         if uid in self._touched:
             self.world.leaving.setdefault(uid, self._clock() + _LEAVING_S)
 
@@ -194,7 +194,7 @@ class VolumeManager:
         return True
 
     async def publish_again(self, uid: PodUid, is_lost: Callable[[VolumeUse], Awaitable[bool]]) -> None:
-        """Have the volumes published again that somebody has taken from their places, or that died there."""
+        """Publish again the volumes that another program unmounted, or that died."""
         for use in self._uses_of(uid):
             if not self._is_mounted(use) or not await is_lost(use):
                 continue
@@ -261,7 +261,7 @@ class VolumeManager:
         reported = frozenset(new.status.volumes_in_use)
         moved = (attached ^ self.world.attached) | (reported ^ self.world.in_use_reported)
         if reported != self.world.in_use_reported and reported != self.world.in_use():
-            self.in_use_changed.set()  # a write of ours was lost, or somebody else's was not
+            self.in_use_changed.set()  # a write of ours was lost, or another client wrote
         self.world.attached, self.world.in_use_reported = attached, reported
         for name in moved:
             if VolumeName(name) in self.world.desired:
@@ -286,7 +286,7 @@ class VolumeManager:
                 continue
             try:
                 self._populate(pod)
-            except Exception:  # the others hear of it all the same, and whoever cares for this one wants it once more
+            except Exception:  # the others are still populated, and this pod's worker calls `want` again
                 log.exception("volumes of a pod cannot be made out", pod=pod.key)
                 self.on_moved(uid)
 
@@ -345,7 +345,7 @@ class VolumeManager:
         return pod is not None and pod.may_be_used
 
     def _reset_expand(self, name: VolumeName, is_new_size: bool) -> None:
-        """Whoever waits for the claim need not wait any longer. A driver that has refused is asked again soon only for
+        """Stop waiting for the claim. A driver that has refused is asked again soon only for
         another size: its refusal changes the claim as well, and that of a resizer changes it back."""
         actual = self.world.actual.get(name)
         backoff = actual.backoffs.get(EXPAND) if actual is not None else None

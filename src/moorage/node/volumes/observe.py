@@ -52,7 +52,7 @@ def observe(layout: NodeLayout) -> ObservedVolumes:
 
 
 def staged_without_data(layout: NodeLayout) -> list[Path]:
-    """Directories of staged volumes of which nobody can say what they hold."""
+    """Directories of staged volumes whose content is unknown."""
     found = ObservedVolumes()
     _take_staged(found, layout)
     return found.staged_unreadable

@@ -33,7 +33,7 @@ PASSING = frozenset({_NOT_REPORTED, _NOT_ATTACHED, _LEAVING})  # something is be
 
 @dataclass(frozen=True, slots=True)
 class VolumeStep:
-    """The next action for a volume, if any; when to look again; whom to tell why nothing happens."""
+    """The next action for a volume, if any; when to plan again; why pods wait."""
 
     action: VolumeAction | None = None
     look_again_at: float | None = None

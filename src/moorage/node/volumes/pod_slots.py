@@ -19,7 +19,7 @@ class Turns:
         self._freed: set[PodUid] = set()
 
     def take(self, uid: PodUid, name: VolumeName) -> bool:
-        """Whether a step of the volume may begin; if not, `due` tells when to plan it anew."""
+        """Whether a step of the volume may begin; if not, `due` returns it when there is room."""
         if self._taken[uid] >= self._most:
             self._waiting.setdefault(uid, {})[name] = None
             return False
@@ -33,7 +33,7 @@ class Turns:
         self._freed.add(uid)
 
     def due(self) -> Iterator[VolumeName]:
-        """Volumes to plan anew, in the order in which they came, for as long as there is room when the next is asked
+        """Volumes to plan again, in the order in which they came, for as long as there is room when the next is asked
         for: what has waited may need no step any more."""
         while self._freed:
             uid = self._freed.pop()

@@ -64,7 +64,7 @@ def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
             use = _use(pod, volume, lookup, sync_s)
             _check_mode(use, volume.name, mounted, mapped)
             _check_directory(use, by_place)
-        except (MoorageError, ValueError) as error:  # quantities and selectors that nobody can read among them
+        except (MoorageError, ValueError) as error:  # unreadable quantities and selectors among them
             needs.errors[volume.name] = str(error)
             continue
         known = by_volume.get(use.volume)
@@ -76,7 +76,7 @@ def uses_of(pod: Pod, lookup: Lookup, sync_s: float) -> Needs:
 
 
 def refuse_replacements(needs: Needs, found: Mapping[VolumeName, CsiSource], given: Collection[VolumeName]) -> None:
-    """A pod that an earlier agent has served keeps what it began with, although claims made anew lead elsewhere now.
+    """A pod that an earlier agent has served keeps what it began with, although recreated claims lead elsewhere now.
     Which of its names a volume `found` on disk belongs to is not known any more: as long as there is one that no claim
     of the pod leads to, the pod gets no volume but those found and those `given` to it by this agent."""
     wanted = {use.volume: use.source.spec_name for use in needs.uses}

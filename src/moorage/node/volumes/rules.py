@@ -44,7 +44,7 @@ def access_mode(modes: Sequence[str], capabilities: Collection[str]) -> "pb.Volu
 
 
 def agent_applies_fs_group(use: VolumeUse, driver: CsiDriverSpec | None, capabilities: Collection[str]) -> bool:
-    """Whether files are to be given to the pod's group by us; otherwise the driver does it, or nobody."""
+    """Whether files are to be given to the pod's group by us; otherwise the driver may do it."""
     assert isinstance(use.source, CsiSource)
     if MOUNT_GROUP in capabilities or use.fs_group is None or use.read_only:
         return False

@@ -1,6 +1,6 @@
 """How full volumes are.
 
-Owns: NodeGetVolumeStats for every mounted CSI volume, asked when somebody wants to know and kept for a minute. Nobody
+Owns: NodeGetVolumeStats for every mounted CSI volume, asked on request and kept for a minute. No caller
 waits long for a driver that does not answer: its volumes are left out.
 Start reading at: `VolumeStats.read`.
 """

@@ -83,7 +83,7 @@ class Exported:
 
 
 def subject_of(pool: Pool, source: Snapshot | Volume, since: Snapshot | None = None) -> ExportSource:
-    """A snapshot, whole or what changed since an older one; or a volume that nobody uses."""
+    """A snapshot, whole or what changed since an older one; or a volume that is not in use."""
     is_directory = source.kind is VolumeKind.DIRECTORY
     if is_directory and since is not None:
         raise InvalidValue("since", f"{source.id} is a directory, which has no blocks to compare; export it whole")
@@ -161,7 +161,7 @@ def _no_ranges(start: int) -> Iterator[Range]:
 
 
 def _directory_at_rest(pool: Pool, volume: Volume) -> ExportSource:
-    """A directory that nobody has mounted here; any change of any file during the export is noticed at its end."""
+    """A directory that is not mounted here; any change of any file during the export is noticed at its end."""
     path = os.fspath(volume.data)
 
     def state() -> tuple[int, int]:
@@ -245,7 +245,7 @@ def _resumable(fd: int, subject: ExportSource, partial: Path) -> Position:
         return Position()
     if found.header != subject.header:
         other = found.header.snapshot_id or found.header.volume_id
-        raise UsageError(f"{partial} holds the beginning of another export (of {other}); remove it to begin anew")
+        raise UsageError(f"{partial} holds the beginning of another export (of {other}); remove it to start over")
     return found.position
 
 

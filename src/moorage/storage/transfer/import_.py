@@ -300,7 +300,7 @@ def _prepare(place: str, header: Header, base: Path | None, begin: Position) -> 
         if kept.stream != stream:
             raise OtherImport(
                 f"an import of another stream into volume {os.path.basename(place)} is unfinished; "
-                "finish it, or begin anew with --restart"
+                "finish it, or start over with --restart"
             )
         if os.path.exists(os.path.join(place, DATA_FILE)):
             return kept.position()

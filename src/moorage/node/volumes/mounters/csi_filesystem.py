@@ -55,7 +55,7 @@ class FilesystemMounter:
         self._progress = progress
         self._undone = Undone()
         self._mounted_at: set[Path] = set()  # staging paths at which a driver has mounted something
-        self._asked_again: set[Path] = set()  # where a lost mount is being made anew, until it is there
+        self._asked_again: set[Path] = set()  # where a lost mount is being made again, until it is there
 
     async def stage(self, use: VolumeUse, is_staged: bool, is_reconstructed: bool) -> None:
         source = _csi(use.source)
@@ -228,7 +228,7 @@ async def is_dead(target: Path, step: str) -> bool:
 
 
 async def remove_dead_mount(target: Path, step: str) -> None:
-    """Take away a mount whose server is gone, so that the driver can make it anew; a live one is left alone."""
+    """Take away a mount whose server is gone, so that the driver can mount again; a live one is left alone."""
     if await is_dead(target, step):
         log.warning("dead mount is taken away", path=str(target))
         await in_thread(mounts.unmount_all, target)
@@ -260,7 +260,7 @@ def _data_or(directory: Path, target: Path, source: CsiSource) -> Mapping[str, s
 
 
 def _read_or_none(directory: Path) -> Mapping[str, str] | None:
-    with contextlib.suppress(metadata.UnreadableVolumeData):  # it is about to be written anew
+    with contextlib.suppress(metadata.UnreadableVolumeData):  # it is about to be rewritten
         return metadata.read(directory)
     return None
 

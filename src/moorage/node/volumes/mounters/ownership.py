@@ -1,6 +1,6 @@
 """Giving a volume's files to the pod's group.
 
-Owns: the walk that changes group and mode. It works with descriptors and follows no link, not even one that somebody
+Owns: the walk that changes group and mode. It works with descriptors and follows no link, not even one that a pod
 puts in a file's place while we look.
 Start reading at: `apply_group`.
 """

@@ -1,8 +1,8 @@
 """Files of a secret, configMap or projected volume, replaced all at once.
 
-Owns: the `..data` link that makes an update atomic for readers. Whoever else can write to the directory may rename and
-link what it likes there: everything is reached from the directory's own descriptor, one name at a time, and no link is
-followed.
+Owns: the `..data` link that makes an update atomic for readers. A process that can write to the directory may
+rename and link what it likes there: everything is reached from the directory's own descriptor, one name at a time,
+and no link is followed.
 Start reading at: `write_payload`.
 """
 

@@ -15,7 +15,7 @@ from moorage.node.volumes.state import CsiSource
 
 NAME = "vol_data.json"
 _TIMES = "publishedTimes"  # of ours: a kubelet passes over it
-_MOST_TIMES = 100  # whoever wrote more into the file did not mean it
+_MOST_TIMES = 100  # more in the file is an error
 
 
 class UnreadableVolumeData(MoorageError):
@@ -44,7 +44,7 @@ def with_times(data: dict[str, str], times: int) -> dict[str, str]:
 
 
 def make_directory(path: Path | str) -> None:
-    """With its parents; what lies below is nobody's business but root's and the group's."""
+    """With its parents; what lies below is for root and the group alone."""
     try:
         os.mkdir(path, 0o750)
     except FileExistsError:
