@@ -34,7 +34,7 @@ class AttachedNode(msgspec.Struct, frozen=True):
     mode: str
 
 
-class AttachState(msgspec.Struct, frozen=True):
+class AttachmentState(msgspec.Struct, frozen=True):
     """One generation. `nonce` tells a writer whether a link that seemed to fail was its own."""
 
     nodes: dict[str, AttachedNode] = {}
@@ -48,12 +48,12 @@ class StateFiles:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def read(self) -> tuple[int, AttachState]:
+    def read(self) -> tuple[int, AttachmentState]:
         """The latest number and state; 0 and empty when there was never one."""
         for _ in range(_ATTEMPTS):
             number = self._latest()
             if number == 0:
-                return 0, AttachState()
+                return 0, AttachmentState()
             path = os.path.join(self._directory, str(number))
             try:
                 raw = _content(path)
@@ -62,12 +62,12 @@ class StateFiles:
                     raise
                 continue  # two generations passed while we looked; over a network, that may be a stale handle
             try:
-                return number, msgspec.json.decode(raw, type=AttachState)
+                return number, msgspec.json.decode(raw, type=AttachmentState)
             except (msgspec.DecodeError, UnicodeDecodeError) as failed:
                 raise DamagedRecord(path, str(failed)) from failed
         raise Busy(f"{self._directory} changes too fast to be read; try again")
 
-    def swap(self, change: Callable[[int, AttachState], AttachState | None]) -> None:
+    def swap(self, change: Callable[[int, AttachmentState], AttachmentState | None]) -> None:
         """Apply a change to the latest state; repeat it until no other writer was in between.
 
         `change` gets the number that its result would have and the state before; None means that
@@ -81,7 +81,7 @@ class StateFiles:
             time.sleep(min(0.05, secrets.randbelow(1000) / 1e6 * (attempt + 1)))
         raise Busy(f"{self._directory}: too many others change it; try again")
 
-    def _try(self, number: int, wanted: AttachState) -> bool:
+    def _try(self, number: int, wanted: AttachmentState) -> bool:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory, 0o700)
             fsync_path(os.path.dirname(self._directory))
@@ -98,7 +98,7 @@ class StateFiles:
         self._clean(number)
         return True
 
-    def _make(self, place: str, wanted: AttachState) -> bool:
+    def _make(self, place: str, wanted: AttachmentState) -> bool:
         """Give a state its number, as a whole. Returns False if another writer took that number."""
         content = msgspec.json.encode(wanted)
         draft = os.path.join(self._directory, f".{int(time.time())}-{wanted.nonce}")
@@ -132,9 +132,9 @@ class StateFiles:
         numbers = self._numbers()
         return bool(numbers) and number in numbers and number >= max(numbers) - _KEPT
 
-    def _is_ours(self, place: str, wanted: AttachState) -> bool:
+    def _is_ours(self, place: str, wanted: AttachmentState) -> bool:
         try:
-            return msgspec.json.decode(_content(place), type=AttachState).nonce == wanted.nonce
+            return msgspec.json.decode(_content(place), type=AttachmentState).nonce == wanted.nonce
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return False
         except OSError as failed:

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from moorage.log import get_logger
-from moorage.storage.attachment_state import _SPLIT, AttachedNode, AttachState, StateFiles
+from moorage.storage.attachment_state import _SPLIT, AttachedNode, AttachmentState, StateFiles
 from moorage.storage.context import PoolContext
 from moorage.storage.errors import (
     AttachedDifferently,
@@ -127,7 +127,7 @@ class Attachments:
         node = self._node(node_id)
         entry: AttachedNode | None = None
 
-        def change(token: int, state: AttachState) -> AttachState | None:
+        def change(token: int, state: AttachmentState) -> AttachmentState | None:
             nonlocal entry
             if state.sealed:
                 raise VolumeInUse(f"volume {volume_id} is being deleted")
@@ -142,7 +142,7 @@ class Attachments:
                 return None
             _check_others(volume_id, mode, readonly, state)
             entry = AttachedNode(token, readonly, mode)
-            return AttachState({**state.nodes, node_id: entry}, secrets.token_hex(8))
+            return AttachmentState({**state.nodes, node_id: entry}, secrets.token_hex(8))
 
         with self._changing(f"attach volume {volume_id}"):
             self._mark(node, volume_id)
@@ -163,12 +163,12 @@ class Attachments:
             return False
         taken: list[str] = []
 
-        def change(token: int, state: AttachState) -> AttachState | None:
+        def change(token: int, state: AttachmentState) -> AttachmentState | None:
             taken[:] = [node_id] if node_id in state.nodes else [] if node_id else list(state.nodes)
             if not taken:
                 return None
             kept = {node: entry for node, entry in state.nodes.items() if node not in taken}
-            return AttachState(kept, secrets.token_hex(8))
+            return AttachmentState(kept, secrets.token_hex(8))
 
         with self._changing(f"detach volume {volume_id}"):
             self._cas(volume_id).swap(change)
@@ -181,10 +181,10 @@ class Attachments:
     def seal(self, volume_id: str) -> None:
         """Before a deletion: refuse if a node has the volume, and attach it to no node from now on."""
 
-        def change(token: int, state: AttachState) -> AttachState | None:
+        def change(token: int, state: AttachmentState) -> AttachmentState | None:
             if state.nodes:
                 raise VolumeInUse(f"volume {volume_id} is attached to {', '.join(sorted(state.nodes))}")
-            return None if state.sealed else AttachState({}, secrets.token_hex(8), sealed=True)
+            return None if state.sealed else AttachmentState({}, secrets.token_hex(8), sealed=True)
 
         with self._changing(f"delete volume {volume_id}"):
             self._cas(volume_id).swap(change)
@@ -192,8 +192,8 @@ class Attachments:
     def unseal(self, directory: str) -> None:
         """Before a volume comes back from the trash, where it lies in `directory`: it can be attached again."""
 
-        def change(token: int, state: AttachState) -> AttachState | None:
-            return AttachState({}, secrets.token_hex(8)) if state.sealed else None
+        def change(token: int, state: AttachmentState) -> AttachmentState | None:
+            return AttachmentState({}, secrets.token_hex(8)) if state.sealed else None
 
         StateFiles(os.path.join(directory, DIRECTORY)).swap(change)
 
@@ -281,7 +281,7 @@ class Attachments:
         return node_id in state.nodes
 
 
-def _check_others(volume_id: str, mode: str, readonly: bool, state: AttachState) -> None:
+def _check_others(volume_id: str, mode: str, readonly: bool, state: AttachmentState) -> None:
     """Refuse what the others' attachments do not allow."""
     for node, held in state.nodes.items():
         if not mode.startswith(_MULTI_NODE) or not held.mode.startswith(_MULTI_NODE):
