@@ -39,6 +39,13 @@ fix: ## repair what lint and format can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+coverage: ## run the unit tests with branch coverage; each package must reach its floor in pyproject.toml
+	@scripts/prepare dev
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --cov --cov-report=json:build/coverage/report.json \
+		tests/unit $(PYTEST_ARGS)
+	@$(BIN)/python scripts/coverage.py build/coverage/report.json
+
 docs: ## write the generated pages and build the site in build/site; a broken link is an error
 	@scripts/prepare dev
 	@$(BIN)/python scripts/docs.py
