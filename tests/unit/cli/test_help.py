@@ -14,11 +14,13 @@ from moorage.cli import main
 # A flag that means something else in another command, and so has other words there.
 OF_THEIR_OWN = {
     "--kind": {"driver new"},
+    "--name": {"volume manifest"},  # of the object, not of a volume
+    "--node": {"volume manifest"},
     "--option": {"driver run"},  # of the driver, not of a mount
     "--skip": {"check"},
     "--verbose": {"check"},
     "--list": {"check"},
-    "--driver": {"up"},
+    "--driver": {"up", "volume manifest"},
     "--data-dir": {"apiserver"},
     "--endpoint": {"plugin"},  # serves it; the others call it
     "--kubeconfig": {"apiserver"},  # writes it
