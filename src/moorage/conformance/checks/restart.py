@@ -35,9 +35,9 @@ async def restarted(bench: Bench) -> None:
         fail(f"the driver did not come back after it was killed: {error}", "it answers Probe again")
 
 
-async def killed_during(bench: Bench, call: Callable[[], Awaitable[Any]]) -> None:
+async def killed_during(bench: Bench, call: Callable[[], Awaitable[Any]], *moments_s: float) -> None:
     """Kill the driver a little after each start of the call, then make the call to its end."""
-    for after_s in _KILL_AFTER_S:
+    for after_s in moments_s or _KILL_AFTER_S:
         task = asyncio.ensure_future(call())
         await asyncio.wait({task}, timeout=after_s)
         await restarted(bench)
@@ -155,16 +155,16 @@ async def during_publish(bench: Bench) -> None:
     bench.on_end("NodeUnstageVolume.works", placed.unstage)
     if bench.has(STAGES):
         os.mkdir(placed.staging)
-        await killed_during(bench, lambda: bench.client.NodeStageVolume(placed.stage_request()))
+        await killed_during(bench, lambda: bench.client.NodeStageVolume(placed.stage_request()), 0.015)
     bench.on_end("NodeUnpublishVolume.works", placed.unpublish)
-    await killed_during(bench, lambda: bench.client.NodePublishVolume(placed.publish_request()))
+    await killed_during(bench, lambda: bench.client.NodePublishVolume(placed.publish_request()), 0.005)
     await placed.verify()
     content = os.urandom(65536)
     await placed.write(content)
-    await killed_during(bench, placed.unpublish)
+    await killed_during(bench, placed.unpublish, 0.005)
     placed.must_be_gone()
     if bench.has(STAGES):
-        await killed_during(bench, placed.unstage)
+        await killed_during(bench, placed.unstage, 0.005)
         placed.must_be_unstaged()
 
 
