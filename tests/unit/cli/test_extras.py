@@ -11,7 +11,7 @@ from moorage.cli.extras import EXTRAS, NEEDS
 from moorage.cli.main import COMMANDS
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-BLOCKED = {*sum(EXTRAS.values(), ()), "kubernetes", "hpack", "pytest"}
+BLOCKED = {*sum(EXTRAS.values(), ()), "kubernetes", "hpack"}
 BLOCK = f"import sys\nfor name in {sorted(BLOCKED)!r}: sys.modules[name] = None\n"
 MODULES = {"PyJWT": "jwt", "google-re2": "re2", "cel-expr-python": "cel_expr_python"}
 BARE_PARTS = ("sdk", "insight", "conformance", "csi", "host", "kube", "plugin", "storage", "upkeep")
