@@ -4,10 +4,13 @@ import asyncio
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from moorage.cluster import supervisor as supervise
+from moorage.cluster.run import Cluster
+from moorage.cluster.settings import UpSettings
 from moorage.cluster.supervisor import Part, ProcessSupervisor
 
 
@@ -105,3 +108,14 @@ async def test_children_die_with_a_killed_supervisor():
 
     await until(is_gone)
     assert is_gone()
+
+
+async def test_a_driver_that_crashes_is_told_in_events_about_its_node(tmp_path, monkeypatch):
+    cluster, told = Cluster(UpSettings(tmp_path)), []
+    noting = SimpleNamespace(warning=lambda about, *words: told.append((about.kind, about.name, *words)))
+    monkeypatch.setattr(cluster, "_recorder", noting)
+    cluster.supervisor.start(Part("node-1-driver", command=["sh", "-c", "exit 3"]))
+    cluster.supervisor.start(Part("other", command=["sh", "-c", "exit 4"]))
+    await until(lambda: len(told) >= 2)
+    assert set(told) == {("Node", "node-1", "DriverExited", "exited with code 3")}
+    await cluster.supervisor.stop(["node-1-driver", "other"])
