@@ -75,7 +75,7 @@ def controllers(
 
       moorage controllers binder attachdetach --kubeconfig admin.conf
     """
-    chosen(names or [])  # a wrong name is told before anything is asked of the API
+    chosen(names or [])  # refuse a wrong name before the first request
     options = ControllerOptions(
         binder_resync_s=pvclaimbinder_sync_period,
         workers=worker_threads,

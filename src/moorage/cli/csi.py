@@ -117,7 +117,7 @@ def _document(path: Path | None) -> dict[str, Any]:
 
 
 def _secrets(path: Path) -> dict[str, Any]:
-    """Names and values; what is wrong with them is told without them."""
+    """Return the secrets of a file. Raises UsageError, which never quotes a value."""
     found = _json(_text(path), str(path))
     wrong = sorted(name for name, value in found.items() if not isinstance(value, str))
     if wrong:

@@ -98,7 +98,8 @@ def _print(told: Trace) -> None:
         show.heading(f"{told.seconds:.3f} s {end}. Where the time went:")
     for share in told.shares:
         part = share.seconds / told.seconds if told.seconds else 0.0
-        show.say(f"  {share.seconds:9.3f} s {part:4.0%}  {share.who}: {share.longest[:100]}")
+        line = f"  {share.seconds:9.3f} s {part:4.0%}  {share.who}: {one_line(share.longest[:100])}"
+        show.say(line[: _width()])
 
 
 def _cells(step: TraceStep, start: float) -> tuple[str, ...]:

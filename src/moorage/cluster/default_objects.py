@@ -1,6 +1,6 @@
 """The objects that a new cluster starts with: the driver, storage classes and snapshot classes.
 
-Owns: their names and fields, for Moorage's own driver and for somebody else's.
+Owns: their names and fields, for Moorage's own driver and for any other.
 May not touch: objects that are there already; a person may have changed them.
 Start reading at: `default_objects`, `ensure`.
 """

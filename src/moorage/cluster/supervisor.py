@@ -49,7 +49,7 @@ class ProcessSupervisor:
     def __init__(self, on_change: Callable[[Part], None] = lambda part: None) -> None:
         self.parts: dict[str, Part] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._stopping = False
+        self._stopping: set[str] = set()
         self._on_change = on_change
 
     def start(self, part: Part) -> None:
@@ -60,11 +60,11 @@ class ProcessSupervisor:
     async def run_part(self, part: Part) -> None:
         """Run a part for ever; each end that was not asked for is named, and waited after, longer each time."""
         backoff_s = _BACKOFF_START_S
-        while not self._stopping:
+        while part.name not in self._stopping:
             began = time.monotonic()
             self._set(part, "running")
             part.last_failure = await self._run_once(part)
-            if self._stopping:
+            if part.name in self._stopping:
                 break
             if time.monotonic() - began > _WELL_AFTER_S:
                 backoff_s = _BACKOFF_START_S
@@ -77,7 +77,7 @@ class ProcessSupervisor:
 
     async def stop(self, names: Sequence[str]) -> None:
         """Stop these parts, one after the other: SIGTERM, their grace, then SIGKILL."""
-        self._stopping = True
+        self._stopping.update(names)  # the others are kept running: a node cannot unmount without its driver
         for name in names:
             part, task = self.parts.get(name), self._tasks.get(name)
             if part is None or task is None:

@@ -119,3 +119,17 @@ async def test_a_driver_that_crashes_is_told_in_events_about_its_node(tmp_path, 
     await until(lambda: len(told) >= 2)
     assert set(told) == {("Node", "node-1", "DriverExited", "exited with code 3")}
     await cluster.supervisor.stop(["node-1-driver", "other"])
+
+
+async def test_a_part_that_dies_while_others_are_stopped_is_started_again():
+    supervisor = ProcessSupervisor()
+    driver, agent = Part("driver", command=["sleep", "60"]), Part("agent", command=["sleep", "60"])
+    for part in (driver, agent):
+        supervisor.start(part)
+    await until(lambda: driver.pid and agent.pid)
+    first = driver.pid
+    await supervisor.stop(["agent"])
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: driver.pid not in (0, first))  # the agent of a node cannot unmount without its driver
+    await supervisor.stop(["driver"])
+    assert (agent.state, driver.state) == ("stopped", "stopped")
