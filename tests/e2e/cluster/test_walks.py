@@ -1,6 +1,7 @@
 """The pages that a newcomer follows, run as they are printed, at 80 and at 120 columns: they show what happens."""
 
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -47,7 +48,7 @@ class Walk:
             terminal.run("export KUBECONFIG=/tmp/moor/kubeconfig")
 
     def have(self, *objects: dict[str, object]) -> None:
-        environment = {"KUBECONFIG": str(self._home / "kubeconfig"), "PATH": "/usr/bin:/usr/local/bin"}
+        environment = {**os.environ, "KUBECONFIG": str(self._home / "kubeconfig")}
         for each in objects:
             subprocess.run(
                 ["kubectl", "create", "-f", "-"], input=json.dumps(each).encode(), env=environment, check=True
