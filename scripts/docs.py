@@ -163,7 +163,8 @@ _CLASS_PARAMETERS: dict[str, tuple[str, str]] = {
     "snapshotInUse": (
         ", ".join(f"`{each}`" for each in InUse),
         "What a snapshot or clone of a volume in use does if the pool has no reflinks: refuse (the default), freeze "
-        "the volume for the length of the copy (bounded), or, for directories, copy file by file.",
+        "the volume for the length of the copy (bounded), or, for directories, copy file by file. A group snapshot "
+        "is of one moment, so `live` is `refuse` there.",
     ),
 }
 _MUTABLE_PARAMETERS: dict[str, tuple[str, str]] = {

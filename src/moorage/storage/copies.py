@@ -71,24 +71,30 @@ class _FrozenRecord(msgspec.Struct):
     boot: str
 
 
-def plan_copy(job: Job, use: HostUse, context: PoolContext, nodes: Sequence[str] = ()) -> CopyPlan:
-    """Decide, or refuse with advice. Pure: the use and the nodes that it is attached to were observed
-    before."""
+def plan_copy(
+    job: Job, use: HostUse, context: PoolContext, nodes: Sequence[str] = (), is_group: bool = False
+) -> CopyPlan:
+    """Decide, or refuse with advice. Pure: the use and the nodes that it is attached to were observed before.
+
+    A group is of one moment, so its members are never copied file by file while they change.
+    """
     config = context.config
+    is_live = job.in_use is InUse.LIVE and not is_group
     is_instant = context.is_btrfs if job.kind is VolumeKind.DIRECTORY else context.copies_by_reflink
-    if nodes and not use and job.in_use is not InUse.LIVE and not is_instant:
+    if nodes and not use and not is_live and not is_instant:
         lacks = "cannot copy a directory in one moment" if context.copies_by_reflink else "has no reflinks"
         raise InUseCopyRefused(
             f"volume {job.ident} is attached to {', '.join(nodes)}, where it cannot be held still from here, and "
             f"the pool's filesystem ({context.fstype}) {lacks}; detach it first"
         )
     if job.kind is VolumeKind.DIRECTORY:
-        if context.is_btrfs or not use.mountpoints or job.in_use is InUse.LIVE:
+        if context.is_btrfs or not use.mountpoints or is_live:
             return CopyPlan(False, 0.0)
+        other = "" if is_group else ", or set snapshotInUse: live to copy it file by file while it changes"
         raise InUseCopyRefused(
             f"volume {job.ident} is a directory in use at {use.mountpoints[0]}, and the pool's filesystem "
-            f"({context.fstype}) cannot copy it in one moment; stop its pods, use a btrfs pool, or set "
-            "snapshotInUse: live to copy it file by file while it changes"
+            f"({context.fstype}) cannot copy it in one moment; stop its pods{',' if other else ' or'} use a btrfs pool"
+            f"{other}"
         )
     if context.copies_by_reflink:
         return CopyPlan(bool(use.mountpoints), config.freeze_bound_s)
@@ -118,7 +124,7 @@ class Copier:
         """Copy all jobs from one moment; returns what each became, and the ms that writers were held."""
         uses = [observe(job.source, job.kind) for job in jobs]
         plans = [
-            plan_copy(job, use, self._context, self._context.attached_nodes(job.ident))
+            plan_copy(job, use, self._context, self._context.attached_nodes(job.ident), is_group=len(jobs) > 1)
             for job, use in zip(jobs, uses, strict=True)
         ]
         self.check_space(jobs)

@@ -47,6 +47,17 @@ def test_an_attached_volume_is_copied_in_one_moment_or_refused(kind, fstype, in_
         plan_copy(job(kind, in_use), HostUse(), context(fstype), ["node-1"])
 
 
+@pytest.mark.parametrize("nodes", [[], ["node-1"]])
+def test_members_of_a_group_are_not_copied_while_they_change(nodes):
+    """A group snapshot is of one moment; files that are copied one after the other are not."""
+    use = HostUse() if nodes else HostUse(mountpoints=("/mnt/pod",))
+    alone = plan_copy(job(VolumeKind.DIRECTORY, InUse.LIVE), use, context("xfs"), nodes)
+    assert alone == CopyPlan(False, 0.0)
+    with pytest.raises(InUseCopyRefused) as refused:
+        plan_copy(job(VolumeKind.DIRECTORY, InUse.LIVE), use, context("xfs"), nodes, is_group=True)
+    assert "snapshotInUse" not in str(refused.value)
+
+
 @pytest.mark.parametrize("kind", list(VolumeKind))
 def test_a_volume_at_rest_is_copied(kind):
     assert plan_copy(job(kind, InUse.FREEZE), HostUse(), context("nfs4")) == CopyPlan(False, 0.0)
