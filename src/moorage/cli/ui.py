@@ -36,6 +36,9 @@ def ui(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond loopback without TLS: anyone on the way can read along.")
     ] = False,
+    listen_fd: Annotated[
+        int, typer.Option(hidden=True, help="A socket that listens already, inherited from `moorage up`.")
+    ] = -1,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the key to the page; made if it is missing.")
     ] = None,
@@ -58,6 +61,7 @@ def ui(
         tls_cert=tls_cert,
         tls_key=tls_key,
         insecure=insecure,
+        listen_fd=listen_fd,
     ).checked()
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(run_until_signal(_serve(settings, kubeconfig)))

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shlex
+import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from moorage.kube.names import DRIVER_EXITED
 from moorage.kube.objects import CSINode, Lease, Node, ObjectReference, seconds_of
 from moorage.log import get_logger
 from moorage.ui.access import kept_token
-from moorage.ui.run import PREFERRED_PORT, free_port, link
+from moorage.ui.run import PREFERRED_PORT, link, listening
 
 log = get_logger(__name__)
 
@@ -72,6 +73,7 @@ class Cluster:
         self._recorder: Recorder | None = None
         self.server: ApiServer | None = None
         self._lock = -1
+        self._page: socket.socket | None = None
         self._pool: asyncio.Task[PoolReport] | None = None
 
     async def start(self) -> StartReport:
@@ -129,6 +131,8 @@ class Cluster:
             return
         nodes = self.settings.node_names
         await self.supervisor.stop([_PAGE])
+        if self._page is not None:
+            self._page.close()
         await asyncio.gather(*(self.supervisor.stop([_worker(name)]) for name in nodes))
         await asyncio.gather(*(self.supervisor.stop([_driver(name)]) for name in nodes))
         await self.supervisor.stop(["controllers"])
@@ -218,13 +222,16 @@ class Cluster:
         """Start the live page in a process of its own. Returns the link to it; empty if none is wanted."""
         if self.settings.page_port is None:
             return ""
-        port = self.settings.page_port or free_port(PREFERRED_PORT)
-        words = [sys.executable, "-m", "moorage.cli.main", "ui", "--port", str(port)]
+        wanted = self.settings.page_port
+        sock = listening("127.0.0.1", *((wanted,) if wanted else (PREFERRED_PORT, 0)))
+        self._page = sock  # ours as long as we run: a browser that comes early, or while the page restarts, waits
+        words = [sys.executable, "-m", "moorage.cli.main", "ui", "--listen-fd", str(sock.fileno())]
         words += ["--kubeconfig", str(self.layout.kubeconfig), "--logs", str(self.layout.logs)]
         words += ["--token-file", str(self.layout.page_token)]
         token = kept_token(self.layout.page_token)
-        self.supervisor.start(Part(_PAGE, command=words, log_file=self.layout.log(_PAGE), stop_grace_s=5.0))
-        return link("127.0.0.1", port, token, is_tls=False)
+        log_file, fds = self.layout.log(_PAGE), (sock.fileno(),)
+        self.supervisor.start(Part(_PAGE, command=words, log_file=log_file, pass_fds=fds, stop_grace_s=5.0))
+        return link("127.0.0.1", sock.getsockname()[1], token, is_tls=False)
 
     def _socket(self, node: str) -> Path:
         if self.settings.has_foreign_socket:

@@ -34,6 +34,7 @@ class Part:
     coroutine: Callable[[], Awaitable[None]] | None = None
     log_file: Path | None = None
     env: dict[str, str] = field(default_factory=dict)
+    pass_fds: tuple[int, ...] = ()  # descriptors that the command inherits
     stop_grace_s: float = 20.0
 
     state: str = "new"
@@ -121,6 +122,7 @@ class ProcessSupervisor:
                 stderr=output or asyncio.subprocess.DEVNULL,
                 env={**os.environ, **part.env},
                 start_new_session=True,  # Ctrl-C is for us: we stop the parts in order
+                pass_fds=part.pass_fds,
                 preexec_fn=_die_with_parent,
             )
         except OSError as error:

@@ -4,7 +4,6 @@ Start reading at: `serve`.
 """
 
 import asyncio
-import contextlib
 import os
 import socket
 import ssl
@@ -40,6 +39,7 @@ class UiSettings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
+    listen_fd: int = -1  # a socket that listens already, inherited from the parent
 
     def checked(self) -> "UiSettings":
         """Return these settings. Raises UsageError if they contradict each other or would expose the page."""
@@ -65,7 +65,7 @@ async def serve(client: Client, settings: UiSettings, on_ready: Callable[[str], 
     """Serve the page until cancelled. `on_ready` is called with the link to open once it can be opened."""
     tls = _tls(settings)
     token = kept_token(settings.token_file)
-    with _listening(settings) as sock:
+    with _socket(settings) as sock:
         port = sock.getsockname()[1]
         access = Access(token, hosts_of(settings.address, port), tls is not None)
         board = Board(client, settings.logs)
@@ -93,27 +93,31 @@ def link(address: str, port: int, token: str, is_tls: bool) -> str:
     return f"{'https' if is_tls else 'http'}://{shown}:{port}/?token={token}"
 
 
-def free_port(preferred: int) -> int:
-    """Return the preferred port of the loopback address if it is free, else one that is."""
-    for port in (preferred, 0):
-        with contextlib.suppress(OSError), socket.socket() as sock:
+def listening(address: str, *ports: int) -> socket.socket:
+    """Return a socket that listens on the first of the ports that is free. Raises UsageError if none is."""
+    why = "no port was given"
+    for port in ports:
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", port))
-            return int(sock.getsockname()[1])
-    raise UsageError("no port of 127.0.0.1 is free")
+            sock.bind((address, port))
+            sock.listen(64)
+            sock.setblocking(False)
+            return sock
+        except OSError as error:
+            sock.close()
+            why = f"port {port}: {error.strerror}"
+    raise UsageError(f"cannot listen on {address} {why}")
 
 
-def _listening(settings: UiSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+def _socket(settings: UiSettings) -> socket.socket:
+    if settings.listen_fd < 0:
+        return listening(settings.address, settings.port)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((settings.address, settings.port))
-        sock.listen(64)
-        sock.setblocking(False)
+        sock = socket.socket(fileno=settings.listen_fd)
     except OSError as error:
-        sock.close()
-        raise UsageError(f"cannot listen on {settings.address} port {settings.port}: {error.strerror}") from error
+        raise UsageError(f"--listen-fd {settings.listen_fd}: {error.strerror}") from error
+    sock.setblocking(False)
     return sock
 
 

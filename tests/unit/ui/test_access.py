@@ -8,7 +8,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from moorage.errors import UsageError
 from moorage.ui.access import Access, RequestRefused, hosts_of, is_loopback, kept_token
-from moorage.ui.run import UiSettings
+from moorage.ui.run import UiSettings, listening
 
 ACCESS = Access("t" * 32, hosts_of("127.0.0.1", 8465), is_tls=False)
 
@@ -94,3 +94,12 @@ def test_beyond_loopback_a_plain_statement_is_enough():
     assert UiSettings(address="0.0.0.0", insecure=True).checked().insecure
     assert is_loopback("127.0.0.9")
     assert not is_loopback("10.0.0.1")
+
+
+def test_a_page_takes_another_port_only_where_it_may():
+    with listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with listening("127.0.0.1", port, 0) as other:
+            assert other.getsockname()[1] != port
+        with pytest.raises(UsageError, match=f"port {port}: Address already in use"):
+            listening("127.0.0.1", port)
