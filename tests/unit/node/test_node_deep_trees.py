@@ -93,21 +93,18 @@ def test_a_tree_of_any_depth_goes_to_the_group_and_in_the_end_away(deep, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "walk"),
-    [
-        (libc, "getdents", remove_tree),
-        (ownership.os, "scandir", lambda top: ownership.apply_group(top, os.getgid())),
-    ],
+    "walk",
+    [remove_tree, lambda top: ownership.apply_group(top, os.getgid())],
     ids=["removed", "given to the group"],
 )
-def test_a_tree_that_is_moved_meanwhile_leads_nowhere_else(deep, tmp_path, monkeypatch, module, function, walk):
+def test_a_tree_that_is_moved_meanwhile_leads_nowhere_else(deep, tmp_path, monkeypatch, walk):
     """Its middle is moved to where other things are when the walk has come to its end: the way back ends there."""
     top = deep(200)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (elsewhere / "precious").write_text("irreplaceable")
     (elsewhere / "precious").chmod(0o600)
-    real, looks = getattr(module, function), []
+    real, looks = libc.getdents, []
 
     def moving(fd):
         looks.append(fd)
@@ -118,7 +115,7 @@ def test_a_tree_that_is_moved_meanwhile_leads_nowhere_else(deep, tmp_path, monke
 
     before = open_descriptors()
     with monkeypatch.context() as patch:
-        patch.setattr(module, function, moving)
+        patch.setattr(libc, "getdents", moving)
         with pytest.raises(OSError, match="was moved while"):
             walk(top)
     assert open_descriptors() == before

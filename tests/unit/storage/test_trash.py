@@ -88,7 +88,7 @@ def test_the_youngest_of_a_name_comes_back_and_never_over_a_living_one(pool):
         made.data.write_bytes(content)
         pool.delete_volume(made.id)
     pool.create_volume(image("v"))
-    with pytest.raises(NameTaken, match="made anew"):
+    with pytest.raises(NameTaken, match="created again"):
         pool.undelete("v")
     assert len(pool.trash.listed()) == 2
     pool.delete_volume(made.id)

@@ -147,7 +147,7 @@ BAD = [
     (("create", "a", "--filesystem", "zfs"), "ext4, xfs"),
     (("create", ""), "empty"),
     (("create", "a\x07"), "control character"),
-    (("create",), "name"),
+    (("create",), "NAME is missing"),
     (("list", "-o", "yaml"), "text, wide or json"),
     (("resize", "v", "1Mi"), "do not shrink"),
     (("resize", "v", "0"), "more than nothing"),
