@@ -19,7 +19,7 @@ from moorage.storage import CreateVolume, Pool, PoolConfig, VolumeKind
 from moorage.storage.transfer import archive
 from moorage.storage.transfer.archive import TreeTooDeep, archived
 from moorage.storage.transfer.export import export_to_file, subject_of
-from moorage.storage.transfer.import_ import ImportRequest, import_stream, unfinished
+from moorage.storage.transfer.import_ import ImportRequest, import_stream
 from moorage.storage.transfer.stream import (
     DATA,
     HEAD,
@@ -33,6 +33,7 @@ from moorage.storage.transfer.stream import (
     StreamReader,
     checksum_of,
 )
+from moorage.storage.transfer.unfinished import unfinished
 from moorage.storage.transfer.unpack import unpack
 
 pytestmark = pytest.mark.root

@@ -17,8 +17,9 @@ from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolC
 from moorage.storage.errors import InvalidValue
 from moorage.storage.ids import id_from
 from moorage.storage.transfer.export import ChangedMeanwhile, export_to_file, export_to_pipe, subject_of
-from moorage.storage.transfer.import_ import ImportRequest, import_stream, unfinished
+from moorage.storage.transfer.import_ import ImportRequest, import_stream
 from moorage.storage.transfer.stream import FramedBytes, StreamCut, StreamDamaged, StreamReader, scan
+from moorage.storage.transfer.unfinished import unfinished
 from moorage.storage.transfer.unpack import unpack
 from moorage.storage.trees import copy_tree, make_socket
 

@@ -6,7 +6,8 @@ import pytest
 
 from moorage.storage import CreateSnapshot, CreateVolume, Pool, PoolConfig, failpoints
 from moorage.storage.transfer.export import export_to_file, subject_of
-from moorage.storage.transfer.import_ import ImportRequest, import_stream, unfinished
+from moorage.storage.transfer.import_ import ImportRequest, import_stream
+from moorage.storage.transfer.unfinished import unfinished
 
 MIB = 1 << 20
 

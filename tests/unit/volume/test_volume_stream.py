@@ -13,15 +13,9 @@ from moorage.host.extents import Range
 from moorage.storage import CreateSnapshot, CreateVolume, NameTaken, Pool, PoolConfig
 from moorage.storage.errors import ImageMissing, InvalidValue, StorageError
 from moorage.storage.transfer.export import export_to_file, export_to_pipe, subject_of
-from moorage.storage.transfer.import_ import (
-    ImportRequest,
-    WrongBase,
-    discard_unfinished,
-    import_stream,
-    state_of,
-    unfinished,
-)
+from moorage.storage.transfer.import_ import ImportRequest, WrongBase, import_stream, state_of
 from moorage.storage.transfer.stream import CHUNK_BYTES, NotAStream, StreamCut, StreamDamaged, StreamReader, scan
+from moorage.storage.transfer.unfinished import discard_unfinished, unfinished
 
 MIB = 1 << 20
 

@@ -1,20 +1,15 @@
 """Import: a stream becomes a new volume, or a delta brings a volume from one state to the next.
 
-Owns: `imports/<id>/` in the pool, where an import is built until it is whole and how far it has come is kept; and
-`imported.json` beside a volume's data, which says what state of which stream the data is.
+Owns: `imported.json` beside a volume's data, which says what state of which stream the data is.
 May not touch: a volume that is in use. A volume has its old data until the new is complete and on disk.
 Start reading at: `import_stream`.
 
-An unfinished import goes on where it was when the same stream comes again. The directory is locked while its
-import lives, so a collector can tell the dead ones.
+An unfinished import goes on where it was when the same stream comes again (`unfinished`).
 """
 
-import contextlib
-import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +21,7 @@ from moorage.host.extents import CopyProgress, clone_file, copy_sparse
 from moorage.host.safe_remove import remove_tree
 from moorage.log import get_logger
 from moorage.storage import attachments, directories
-from moorage.storage.errors import Busy, DamagedRecord, InvalidValue, NameTaken, OutOfSpace, StorageError, VolumeInUse
+from moorage.storage.errors import DamagedRecord, InvalidValue, NameTaken, OutOfSpace, StorageError, VolumeInUse
 from moorage.storage.failpoints import reached
 from moorage.storage.ids import id_from
 from moorage.storage.layout import fsync_path, read_file, replace_file, write_file
@@ -36,6 +31,15 @@ from moorage.storage.records import VolumeRecord, encoded
 from moorage.storage.sizes import MAXIMUM_BYTES, minimum_for, rounded_up
 from moorage.storage.transfer.export import identity_of
 from moorage.storage.transfer.stream import DATA, Frame, FramedBytes, Header, Position, StreamReader
+from moorage.storage.transfer.unfinished import (
+    IMPORTS,
+    building,
+    clear,
+    discard_unfinished,
+    forget_progress,
+    keep,
+    kept_position,
+)
 from moorage.storage.transfer.unpack import unpack
 from moorage.storage.usage import observe
 from moorage.storage.volumes import DATA as DATA_FILE
@@ -43,8 +47,6 @@ from moorage.storage.volumes import RECORD
 
 log = get_logger(__name__)
 
-IMPORTS = "imports"
-_PROGRESS = "progress.json"
 _LINEAGE = "imported.json"
 CHECKPOINT_BYTES = 256 << 20
 _ZEROS = bytes(1 << 20)
@@ -53,13 +55,6 @@ _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 class WrongBase(StorageError):
     """A delta was offered to something that is not in the state that it begins at."""
-
-    code = "FAILED_PRECONDITION"
-    retryable = False
-
-
-class OtherImport(StorageError):
-    """An import of another stream under this name is unfinished."""
 
     code = "FAILED_PRECONDITION"
     retryable = False
@@ -95,20 +90,6 @@ class _Lineage(msgspec.Struct, frozen=True):
     states: list[_State]
 
 
-class _Progress(msgspec.Struct, frozen=True):
-    """How far an import is on disk; `stream` tells source and base."""
-
-    stream: str
-    at: int
-    frames: int
-    data_bytes: int
-    offset: int
-    chain: str
-
-    def position(self) -> Position:
-        return Position(self.at, self.frames, self.data_bytes, self.offset, bytes.fromhex(self.chain))
-
-
 def import_stream(pool: Pool, fd: int, request: ImportRequest, progress: CopyProgress | None = None) -> Imported:
     """Read a stream to its end and leave the volume with its content, or nothing new at all."""
     reader = StreamReader(fd)
@@ -121,9 +102,9 @@ def import_stream(pool: Pool, fd: int, request: ImportRequest, progress: CopyPro
             return Imported(done, 0, 0, was_complete=True)
         base = _base_of(pool, header, request)
         _check_room(pool, header, ident)
-        with _building(pool, ident) as place:
+        with building(pool, ident) as place:
             if request.restart:
-                _clear(place)
+                clear(place)
             if header.is_directory:
                 start = reader.position.copied()
                 fill_directory(pool, place, reader, progress)
@@ -154,27 +135,6 @@ def state_of(volume: Volume) -> str:
         if (state.inode, state.mtime_ns) == (now.st_ino, now.st_mtime_ns):
             return state.identity
     return ""
-
-
-def unfinished(pool: Pool) -> list[tuple[str, float, bool]]:
-    """Imports that are not complete: the id, when they last moved, and whether their process lives."""
-    found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(os.path.join(pool.directory, IMPORTS)) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                data = os.path.join(entry.path, DATA_FILE)
-                moved = os.stat(data if os.path.exists(data) else entry.path).st_mtime
-                found.append((entry.name, moved, not _is_free(entry.path)))
-    return sorted(found)
-
-
-def discard_unfinished(pool: Pool, ident: str) -> bool:
-    """Remove an unfinished import whose process is dead."""
-    place = os.path.join(pool.directory, IMPORTS, ident)
-    if not os.path.isdir(place) or not _is_free(place):
-        return False
-    remove_tree(place)
-    return True
 
 
 # --- what there is already -----------------------------------------------------------------
@@ -251,59 +211,12 @@ def _most_bytes(header: Header) -> int:
 # --- building ------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _building(pool: Pool, ident: str) -> Iterator[str]:
-    """The import's own directory, locked; what is not published stays for the next try."""
-    place = os.path.join(pool.directory, IMPORTS, ident)
-    os.makedirs(place, 0o700, exist_ok=True)
-    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as failed:
-            raise Busy(f"another import of volume {ident} is running") from failed
-        yield place
-    except Exception:
-        if not os.path.exists(os.path.join(place, _PROGRESS)):
-            remove_tree(place)  # nothing worth keeping
-        raise
-    finally:
-        os.close(fd)
-
-
-def _is_free(place: str) -> bool:
-    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
-def _clear(place: str) -> None:
-    for name in os.listdir(place):
-        remove_tree(os.path.join(place, name))
-
-
 def _prepare(place: str, header: Header, base: Path | None, begin: Position) -> Position:
     """Where to go on: after what is on disk of the same stream, or at the beginning with the base's data."""
     stream = f"{header.source} {header.base}"
-    try:
-        kept = msgspec.json.decode(read_file(os.path.join(place, _PROGRESS)), type=_Progress)
-    except FileNotFoundError:
-        pass
-    except (msgspec.DecodeError, UnicodeDecodeError) as failed:
-        raise DamagedRecord(os.path.join(place, _PROGRESS), str(failed)) from failed
-    else:
-        if kept.stream != stream:
-            raise OtherImport(
-                f"an import of another stream into volume {os.path.basename(place)} is unfinished; "
-                "finish it, or start over with --restart"
-            )
-        if os.path.exists(os.path.join(place, DATA_FILE)):
-            return kept.position()
+    kept = kept_position(place, stream)
+    if kept is not None and os.path.exists(os.path.join(place, DATA_FILE)):
+        return kept
     fd = os.open(os.path.join(place, DATA_FILE), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         if base is not None:
@@ -314,13 +227,8 @@ def _prepare(place: str, header: Header, base: Path | None, begin: Position) -> 
         os.fsync(fd)
     finally:
         os.close(fd)
-    _keep(place, stream, begin)
+    keep(place, stream, begin)
     return begin.copied()
-
-
-def _keep(place: str, stream: str, position: Position) -> None:
-    record = _Progress(stream, position.at, position.frames, position.data_bytes, position.offset, position.chain.hex())
-    replace_file(os.path.join(place, _PROGRESS), msgspec.json.encode(record))
 
 
 def _fill(
@@ -341,14 +249,14 @@ def _fill(
                 position, unsaved = after, unsaved + frame.payload_bytes
                 if unsaved >= checkpoint_bytes:
                     os.fdatasync(fd)
-                    _keep(place, stream, position)
+                    keep(place, stream, position)
                     unsaved = 0
                     reached("import.checkpoint")
                 if progress is not None:
                     progress(position.data_bytes, max(header.data_bytes, position.data_bytes))
         except (MoorageError, KeyboardInterrupt):
             os.fdatasync(fd)
-            _keep(place, stream, position)
+            keep(place, stream, position)
             raise
         os.fsync(fd)
         past = time.time_ns() - 1_000_000_000  # whatever is written later has another time, to the tick
@@ -360,7 +268,7 @@ def _fill(
 
 def fill_directory(pool: Pool, place: str, reader: StreamReader, progress: CopyProgress | None) -> None:
     """Unpack a directory's archive, from its beginning whatever is there, and leave it on disk."""
-    _clear(place)
+    clear(place)
     data = os.path.join(place, DATA_FILE)
     directories.make(data, pool.context.is_btrfs)
     total = reader.header.data_bytes
@@ -423,7 +331,7 @@ def _publish(pool: Pool, place: str, header: Header, name: str, ident: str) -> V
         if not context.layout.publish(place, context.layout.volumes, ident):
             raise NameTaken("volume", name, "it was made meanwhile")
     if not is_directory:
-        os.unlink(os.path.join(context.layout.volumes, ident, _PROGRESS))
+        forget_progress(os.path.join(context.layout.volumes, ident))
     fsync_path(os.path.join(pool.directory, IMPORTS))
     return pool.volumes.get(ident)
 

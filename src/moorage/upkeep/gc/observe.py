@@ -37,7 +37,7 @@ from moorage.storage import Pool, PoolScope, VolumeKind
 from moorage.storage.guests import FOR_EXPORT
 from moorage.storage.leftovers import is_abandoned
 from moorage.storage.listing import overview
-from moorage.storage.transfer.import_ import unfinished
+from moorage.storage.transfer.unfinished import unfinished
 from moorage.storage.usage import observe as observe_use
 from moorage.upkeep.gc.plan import (
     DriverObjects,

@@ -19,7 +19,7 @@ from moorage.log import get_logger
 from moorage.storage import Pool
 from moorage.storage.guests import discard_snapshot
 from moorage.storage.leftovers import is_abandoned
-from moorage.storage.transfer.import_ import discard_unfinished
+from moorage.storage.transfer.unfinished import discard_unfinished
 from moorage.storage.trash import Trash
 from moorage.upkeep.gc.observe import look_at_cluster, mounts_of_all_namespaces, shows
 from moorage.upkeep.gc.plan import Inventory, Orphan
