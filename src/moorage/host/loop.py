@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moorage.host.block_devices import opened, size_behind
 from moorage.host.errors import HostError, LoopGone, host_error
 from moorage.host.loop_info import INFO, SYS, backing_of, file_of, is_open_elsewhere, plain_path, read_status
 from moorage.host.probe import probe_known
@@ -30,7 +31,6 @@ _CONTROL = "/dev/loop-control"
 _MAJOR = 7
 _SET_FD_DIRECT, _CLR_FD, _SET_CAPACITY, _CONFIGURE = 0x4C08, 0x4C01, 0x4C07, 0x4C0A
 _CTL_REMOVE, _CTL_GET_FREE = 0x4C81, 0x4C82
-_BLKRASET, _BLKGETSIZE64 = 0x1262, 0x80081272
 _READ_ONLY, _AUTOCLEAR, _DIRECT_IO = 1, 4, 16
 _CONFIG = struct.Struct(f"=II{INFO.size}s64x")
 _ATTEMPTS = 256
@@ -71,13 +71,13 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
     flags = (_READ_ONLY if read_only else 0) | (_DIRECT_IO if direct_io else 0)
     name = os.fsencode(os.path.abspath(backing))[-63:]
     block_size = block_size or _sector_for(backing)
-    with _opened(backing, os.O_RDONLY if read_only else os.O_RDWR) as file_fd:
+    with opened(backing, os.O_RDONLY if read_only else os.O_RDWR) as file_fd:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(random.uniform(0, 0.002 * min(attempt, 10)))
             info = INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
             # Threads of one process would all be told the same free number; other processes may be too.
-            with _ATTACHING, _opened(ensure_node(number := _free_number()), os.O_RDWR) as device_fd:
+            with _ATTACHING, opened(ensure_node(number := _free_number()), os.O_RDWR) as device_fd:
                 try:
                     fcntl.ioctl(device_fd, _CONFIGURE, _CONFIG.pack(file_fd, block_size, info))
                 except OSError as failed:
@@ -90,7 +90,7 @@ def attach(backing: str | Path, *, read_only: bool = False, direct_io: bool = Tr
 
 def files() -> list[tuple[int, bytes]]:
     """The number of every attached device, and what the kernel tells of its file's path."""
-    with _opened(SYS, os.O_RDONLY | os.O_DIRECTORY) as directory:
+    with opened(SYS, os.O_RDONLY | os.O_DIRECTORY) as directory:
         told = ((number, backing_of(number, directory)) for number in numbers())
         return [(number, text) for number, text in told if text is not None]
 
@@ -164,7 +164,7 @@ def number_behind(found: os.stat_result) -> int | None:
 def at(device: int | str | Path) -> LoopDevice:
     """The loop device with this number or path; an error if nothing is attached to it."""
     number = device if isinstance(device, int) else number_of(device)
-    with _opened(ensure_node(number), os.O_RDONLY) as fd:
+    with opened(ensure_node(number), os.O_RDONLY) as fd:
         return _described(number, fd)
 
 
@@ -184,9 +184,9 @@ def number_of(device: str | Path) -> int:
 def held(device: LoopDevice) -> Iterator[int]:
     """Keep a device open, and so attached to its file even if it is released. Raises LoopGone if it is detached."""
     gone = LoopGone(device.path, device.backing_file)
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         try:
-            fd = opened.enter_context(_opened(ensure_node(device.number), os.O_RDONLY))
+            fd = stack.enter_context(opened(ensure_node(device.number), os.O_RDONLY))
         except HostError as failed:
             if failed.errno == errno.ENXIO:
                 raise gone from failed
@@ -251,7 +251,7 @@ def remove(number: int) -> bool:
 def grow(device: LoopDevice, size_bytes: int) -> None:
     """Have the device show its whole file, which has this size by now."""
     with held(device) as fd:
-        if _size(fd) >= size_bytes:
+        if size_behind(fd) >= size_bytes:
             return
         try:
             fcntl.ioctl(fd, _SET_CAPACITY)
@@ -269,7 +269,7 @@ def grow_all(backing: str | Path) -> None:
 def set_direct_io(device: int | str | Path, wanted: bool) -> bool:
     """Switch direct I/O; returns what the device does now, which may not be what was wanted."""
     number = device if isinstance(device, int) else number_of(device)
-    with _opened(ensure_node(number), os.O_RDONLY) as fd:
+    with opened(ensure_node(number), os.O_RDONLY) as fd:
         try:
             os.fsync(fd)
             fcntl.ioctl(fd, _SET_FD_DIRECT, 1 if wanted else 0)
@@ -277,27 +277,6 @@ def set_direct_io(device: int | str | Path, wanted: bool) -> bool:
             if failed.errno != errno.EINVAL:
                 raise host_error("set direct I/O of", f"/dev/loop{number}", failed) from failed
         return _described(number, fd).direct_io
-
-
-def set_read_ahead(device: str | Path, kib: int) -> None:
-    """How much the kernel reads ahead on a block device, in KiB."""
-    with _opened(device, os.O_RDONLY) as fd:
-        try:
-            fcntl.ioctl(fd, _BLKRASET, kib * 2)
-        except OSError as failed:
-            raise host_error("set read-ahead of", device, failed) from failed
-
-
-def size_of(device: str | Path) -> int:
-    """The size of a block device in bytes."""
-    with _opened(device, os.O_RDONLY) as fd:
-        return _size(fd)
-
-
-def flush(device: str | Path) -> None:
-    """Write the device's cached blocks to its file."""
-    with _opened(device, os.O_RDONLY) as fd:
-        os.fsync(fd)
 
 
 def ensure_node(number: int) -> Path:
@@ -333,7 +312,7 @@ def _control() -> Iterator[int]:
     if not os.path.exists(_CONTROL):
         with contextlib.suppress(FileExistsError):
             os.mknod(_CONTROL, 0o660 | stat.S_IFCHR, os.makedev(10, 237))
-    with _opened(_CONTROL, os.O_RDWR) as fd:
+    with opened(_CONTROL, os.O_RDWR) as fd:
         yield fd
 
 
@@ -356,7 +335,7 @@ def _described(number: int, fd: int) -> LoopDevice:
 
 def _inode_of(number: int) -> tuple[int, int] | None:
     try:
-        with _opened(ensure_node(number), os.O_RDONLY) as fd:
+        with opened(ensure_node(number), os.O_RDONLY) as fd:
             status = read_status(number, fd)
     except HostError:
         return None
@@ -382,20 +361,3 @@ def _path_below(number: int, text: bytes, directory: str | Path) -> str | None:
         if (seen.st_dev, seen.st_ino) == _inode_of(number):
             return path
     return None
-
-
-def _size(fd: int) -> int:
-    answer = fcntl.ioctl(fd, _BLKGETSIZE64, bytes(8))
-    return int(struct.unpack("=Q", answer)[0])
-
-
-@contextlib.contextmanager
-def _opened(path: str | Path, flags: int) -> Iterator[int]:
-    try:
-        fd = os.open(path, flags | os.O_CLOEXEC)
-    except OSError as failed:
-        raise host_error("open", path, failed) from failed
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from moorage.host import freeze, loop, mountinfo
+from moorage.host import block_devices, freeze, mountinfo
 from moorage.host.boot import boot_id
 from moorage.host.errors import HostError
 from moorage.host.extents import CopyProgress, clone_file, copy_sparse
@@ -170,7 +170,7 @@ class Copier:
         """
         if job.kind is VolumeKind.IMAGE:
             for device in use.devices:
-                loop.flush(device.path)
+                block_devices.flush(device.path)
             if plan.freeze:
                 with _readable(job) as fd:
                     os.fsync(fd)

@@ -8,7 +8,7 @@ from tests.support.plugin_caller import MIB, Mode, block, from_snapshot, from_vo
 from tests.support.plugin_walk import Walk, walk
 
 from moorage.csi import csi_pb2 as pb
-from moorage.host import loop, mountinfo
+from moorage.host import block_devices, loop, mountinfo
 
 pytestmark = pytest.mark.root
 
@@ -91,11 +91,11 @@ async def test_a_block_volume_is_a_device_that_grows_in_place(node):
     volume = (await node.create("raw", block(), 8 * MIB)).volume_id
     target = await node.up(volume, block())
     assert stat.S_ISBLK(target.stat().st_mode)
-    assert loop.size_of(target) == 8 * MIB
+    assert block_devices.size_of(target) == 8 * MIB
     answer = await node.expand(volume, 16 * MIB)
     assert answer.capacity_bytes == 16 * MIB
     assert not answer.node_expansion_required
-    assert loop.size_of(target) == 16 * MIB
+    assert block_devices.size_of(target) == 16 * MIB
 
 
 async def test_a_read_only_block_volume_refuses_writes(node, pool):

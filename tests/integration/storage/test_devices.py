@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.host import HostError, LoopGone, filesystems, loop, mountinfo, mounts
+from moorage.host import HostError, LoopGone, block_devices, filesystems, loop, mountinfo, mounts
 from moorage.storage import CreateVolume, HealthStatus, Pool, PoolConfig
 from moorage.storage.health import node_signs
 
@@ -46,17 +46,17 @@ def test_a_device_is_found_by_its_file_grown_and_released(image):
         image.rename(moved)
         assert [found.number for found in loop.find(moved)] == [device.number]
         moved.rename(image)
-        assert loop.size_of(device.path) == 64 * MIB
+        assert block_devices.size_of(device.path) == 64 * MIB
         os.truncate(image, 96 * MIB)
         loop.grow(device, 96 * MIB)
-        assert loop.size_of(device.path) == 96 * MIB
+        assert block_devices.size_of(device.path) == 96 * MIB
         os.truncate(image, 112 * MIB)
         loop.grow_all(image)
-        assert loop.size_of(device.path) == 112 * MIB
+        assert block_devices.size_of(device.path) == 112 * MIB
         assert device in loop.attached(image.parent)
         assert loop.set_direct_io(device.number, False) is False
         assert loop.set_direct_io(device.number, True) is True
-        loop.set_read_ahead(device.path, 256)
+        block_devices.set_read_ahead(device.path, 256)
         assert Path(f"/sys/block/loop{device.number}/queue/read_ahead_kb").read_text() == "256\n"
     finally:
         assert loop.detach(device)
@@ -109,7 +109,7 @@ def test_a_number_that_is_another_files_by_now_is_left_alone(image):
         assert loop.detach(earlier) is False
         with pytest.raises(LoopGone):
             loop.grow(earlier, 96 * MIB)
-        assert loop.size_of(device.path) == 64 * MIB
+        assert block_devices.size_of(device.path) == 64 * MIB
         assert loop.at(device.number) == device
     finally:
         loop.detach(device)

@@ -7,7 +7,7 @@ Start reading at: `volume_health`, `usage`.
 import dataclasses
 from collections.abc import Sequence
 
-from moorage.host import loop, mounts
+from moorage.host import block_devices, mounts
 from moorage.host.commands import run
 from moorage.host.errors import CommandFailed, HostError
 from moorage.log import get_logger
@@ -31,7 +31,7 @@ def usage(volume: NodeVolume, path: str) -> Stats | None:
 
 def _usage(volume: NodeVolume, path: str) -> Stats:
     if volume.filesystem == "" and not volume.is_directory:
-        size = max((loop.size_of(device.path) for device in observe(volume).loops), default=0)
+        size = max((block_devices.size_of(device.path) for device in observe(volume).loops), default=0)
         return Stats(size or volume.volume.size_bytes)
     space = mounts.space_of(path)
     if volume.is_directory and volume.volume.size_enforced and volume.pool.filesystem == "btrfs":

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.host import extents, filesystems, loop, mounts, privileges
+from moorage.host import block_devices, extents, filesystems, loop, mounts, privileges
 from moorage.host.errors import CannotGrow, LoopGone
 from moorage.host.loop import LoopDevice
 from moorage.host.mountinfo import Mount
@@ -239,7 +239,7 @@ def loop_of(volume: NodeVolume, seen: VolumeOnHost, *, read_only: bool) -> Itera
         if volume.direct_io and not device.direct_io:
             log.warning("direct I/O is not possible here", volume=volume.volume_id, device=str(device.path))
         if volume.settings.read_ahead_kib is not None:
-            loop.set_read_ahead(device.path, volume.settings.read_ahead_kib)
+            block_devices.set_read_ahead(device.path, volume.settings.read_ahead_kib)
         yield device
 
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable
 
 from moorage.errors import MoorageError
-from moorage.host import loop
+from moorage.host import block_devices, loop
 from moorage.host.errors import LoopGone
 from moorage.host.loop import LoopDevice
 from moorage.log import get_logger
@@ -43,7 +43,7 @@ def _retune_device(volume: NodeVolume, device: LoopDevice) -> None:
     if device.direct_io != wanted and loop.set_direct_io(device.number, wanted) != wanted:
         log.warning("direct I/O was not changed", volume=volume.volume_id, device=str(device.path))
     if volume.settings.read_ahead_kib is not None:
-        loop.set_read_ahead(device.path, volume.settings.read_ahead_kib)
+        block_devices.set_read_ahead(device.path, volume.settings.read_ahead_kib)
 
 
 def limit(parts: PluginContext, volume: NodeVolume, always: bool = True) -> int:
