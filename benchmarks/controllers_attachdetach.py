@@ -23,28 +23,23 @@ from moorage.controllers.context import Activity, ControllerContext
 from moorage.kube.api.client import WatchEvent
 from moorage.kube.cache.informer import Informer
 from moorage.kube.names import MANAGED_ATTACH
-from moorage.kube.objects.core import (
-    AttachedVolume,
-    ClaimSpec,
-    ClaimStatus,
-    ClaimVolumeSource,
-    CsiVolumeSource,
-    Node,
-    NodeStatus,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    Pod,
-    PodSpec,
-    PodVolume,
-    VolumeSpec,
-)
+from moorage.kube.objects.core import AttachedVolume, Node, NodeStatus
 from moorage.kube.objects.meta import Condition, Meta, ObjectReference
+from moorage.kube.objects.pods import ClaimVolumeSource, Pod, PodSpec, PodVolume
 from moorage.kube.objects.storage import (
     AttachmentSource,
     AttachmentSpec,
     AttachmentStatus,
     CSIDriver,
     VolumeAttachment,
+)
+from moorage.kube.objects.volumes import (
+    ClaimSpec,
+    ClaimStatus,
+    CsiVolumeSource,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    VolumeSpec,
 )
 from moorage.kube.volumes import NodeName, csi_volume_name
 

@@ -23,8 +23,10 @@ from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client, PatchType
 from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import AlreadyExists
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount
+from moorage.kube.objects.core import Node, ServiceAccount
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.testing import ScriptedDriver, serve
 
 PUBLISHED = "published"  # a file below the plain driver's directory: one byte for each publish

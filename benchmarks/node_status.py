@@ -20,7 +20,7 @@ from figures import record
 from node_lab import api, cpu_s
 
 from moorage.kube.api.client import Client
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.pods.status_writer import StatusWriter
 
 _EVERY_S = 0.015  # about as fast as pods come up when 200 start at once

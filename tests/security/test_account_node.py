@@ -9,7 +9,9 @@ import pytest
 from tests.support.node_lab import node_lab
 
 from moorage.errors import InvalidRequest
-from moorage.kube.objects.core import Event, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Event
+from moorage.kube.objects.pods import Pod
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.node.layout import NodeLayout
 from moorage.node.plugins.manager import PluginManager, Refused
 from moorage.node.safe_names import UnsafeName, bad_names, component

@@ -13,8 +13,10 @@ from moorage.host import mountinfo, mounts
 from moorage.host.safe_remove import remove_tree
 from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
-from moorage.kube.objects.core import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Event, Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.node.config import AgentConfig
 from moorage.node.run import Agent, run
 from moorage.node.runtime.cgroups import ContainerCgroups

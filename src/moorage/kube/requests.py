@@ -7,7 +7,7 @@ Start reading at: `requests_of`.
 from collections.abc import Mapping
 from decimal import Decimal
 
-from moorage.kube.objects.core import Container, Pod
+from moorage.kube.objects.pods import Container, Pod
 from moorage.kube.quantity import BadQuantity, Quantity
 
 Amounts = dict[str, Decimal]

@@ -5,7 +5,8 @@ Owns: `tolerates`.
 
 from collections.abc import Iterable
 
-from moorage.kube.objects.core import Taint, Toleration
+from moorage.kube.objects.core import Taint
+from moorage.kube.objects.pods import Toleration
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:

@@ -21,9 +21,10 @@ from moorage.kube.names import (
     SELECTED_NODE,
     STORAGE_PROVISIONER,
 )
-from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
 from moorage.kube.objects.meta import ObjectReference
+from moorage.kube.objects.pods import Pod, PodVolume
 from moorage.kube.objects.storage import CSIDriver, StorageClass, VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.quantity import BadQuantity, bytes_of
 
 VolumeName = NewType("VolumeName", str)  # unique in the cluster: kubernetes.io/csi/<driver>^<handle>

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage.errors import MoorageError
-from moorage.kube.objects.core import Container, Pod
+from moorage.kube.objects.pods import Container, Pod
 from moorage.kube.quantity import Quantity
 
 

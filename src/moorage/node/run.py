@@ -24,9 +24,11 @@ from moorage.kube.api.client import Client
 from moorage.kube.cache.by_name import ByNameInformer
 from moorage.kube.cache.informers import Informers
 from moorage.kube.control.events import Recorder
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import KubeObject, ObjectReference
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.log import get_logger
 from moorage.node.config import KEEP, REMOVE, AgentConfig
 from moorage.node.layout import NodeLayout

@@ -10,7 +10,7 @@ import os
 import re
 
 from moorage.errors import InvalidRequest
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)

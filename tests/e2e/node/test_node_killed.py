@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from moorage.host import mountinfo
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.testing import ScriptedDriver
 
 pytestmark = pytest.mark.root

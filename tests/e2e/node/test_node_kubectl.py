@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from moorage.kube.objects.core import Node, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 
 pytestmark = [
     pytest.mark.root,

@@ -11,8 +11,9 @@ from tests.integration.controllers.replay import Stage, open_stage
 
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import NotFound
-from moorage.kube.objects.core import Lease, Node, Pod
+from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.meta import micro_timestamp_text, timestamp_text
+from moorage.kube.objects.pods import Pod
 
 GRACE_S = 0.4
 UNREACHABLE = "node.kubernetes.io/unreachable"

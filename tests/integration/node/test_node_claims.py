@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from moorage.host import loop, mountinfo
-from moorage.kube.objects.core import Event, PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects.core import Event
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.node.volumes import driver_calls
 from moorage.node.volumes.mounters import vol_data
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from moorage.kube.errors import AlreadyExists
-from moorage.kube.objects.core import ConfigMap, Pod, Secret, ServiceAccount
+from moorage.kube.objects.core import ConfigMap, Secret, ServiceAccount
+from moorage.kube.objects.pods import Pod
 
 pytestmark = pytest.mark.root
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"

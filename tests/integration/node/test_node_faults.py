@@ -10,7 +10,8 @@ from moorage.csi import pending
 from moorage.errors import MoorageError
 from moorage.host import libc, mountinfo, mounts
 from moorage.kube.api import config as kube_config
-from moorage.kube.objects.core import Node, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.node.config import AgentConfig
 from moorage.node.run import run
 from moorage.testing import HANG, LIE

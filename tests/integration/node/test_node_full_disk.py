@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.pods import worker
 from moorage.node.runtime import ContainerFailed, RunningContainer, container_state
 from moorage.node.runtime import log_writer as log_files

@@ -11,7 +11,7 @@ from moorage.errors import MoorageError
 from moorage.host import libc, loop, mountinfo, mounts
 from moorage.host.dir_walk import MountInTheWay
 from moorage.host.safe_remove import remove_empty_tree, remove_tree
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.layout import NodeLayout
 from moorage.node.pods import manager as pods
 from moorage.node.pods.cleanup import remove_pod_directory

@@ -12,7 +12,8 @@ import pytest
 from moorage.host import hung_paths, mountinfo, mounts
 from moorage.host.dir_walk import MountInTheWay
 from moorage.host.errors import HostError
-from moorage.kube.objects.core import ConfigMap, Pod, Secret
+from moorage.kube.objects.core import ConfigMap, Secret
+from moorage.kube.objects.pods import Pod
 from moorage.node.layout import NodeLayout, PodUid, pod_volume_name
 from moorage.node.volumes.mounters import builtin
 from moorage.node.volumes.mounters.builtin import PlainBody, PlainMounter, plugin_of

@@ -12,7 +12,8 @@ import time
 import aiohttp
 import pytest
 
-from moorage.kube.objects.core import ConfigMap, Event, Namespace, Pod, Secret
+from moorage.kube.objects.core import ConfigMap, Event, Namespace, Secret
+from moorage.kube.objects.pods import Pod
 from moorage.node.runtime.cgroups import ContainerCgroups
 from moorage.node.runtime.container_state import read_state
 from moorage.node.serve import auth

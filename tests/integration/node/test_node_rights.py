@@ -5,8 +5,8 @@ import json
 import pytest
 
 from moorage.kube.api import config as kube_config
-from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.storage import CSINode
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 
 pytestmark = pytest.mark.root
 

@@ -7,7 +7,8 @@ import pytest
 from moorage.kube.api import config as kube_config
 from moorage.kube.api.client import Client
 from moorage.kube.errors import Forbidden
-from moorage.kube.objects.core import Node, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver
 from moorage.node.config import DRAIN, REMOVE, AgentConfig
 from moorage.node.node_object import NodeObject

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from moorage.kube.api.client import PatchType
-from moorage.kube.objects.core import ConfigMap, Event, Pod
+from moorage.kube.objects.core import ConfigMap, Event
+from moorage.kube.objects.pods import Pod
 from moorage.node.pods import lifecycle, worker
 from moorage.node.runtime.cgroups import ContainerCgroups
 from moorage.node.volumes import live_reads

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from moorage.kube.api.client import PatchType
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.layout import NodeLayout
 from moorage.node.pods.cleanup import find_containers
 from moorage.node.runtime import RunningContainer, container_state, process_runtime

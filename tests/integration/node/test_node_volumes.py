@@ -8,8 +8,9 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.host import mountinfo, mounts
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects.core import Node
 from moorage.kube.objects.storage import VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import attachment_name
 from moorage.node.runtime import namespaces
 from moorage.node.volumes.driver_calls import uncover

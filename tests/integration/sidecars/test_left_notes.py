@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from moorage.kube.objects import Lease, PersistentVolume, PersistentVolumeClaim
-from moorage.kube.objects.core import VolumeStatus
 from moorage.kube.objects.meta import Meta
+from moorage.kube.objects.volumes import VolumeStatus
 from moorage.sidecars.provisioner import intents as journal
 from moorage.sidecars.provisioner.claims import ClaimWorker
 from moorage.sidecars.roles import Role

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moorage.host.safe_remove import remove_tree
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.kube.quantity import Quantity
 from moorage.node.runtime import cgroups
 from moorage.node.runtime.cgroups import ContainerCgroups

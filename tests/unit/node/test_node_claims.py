@@ -8,7 +8,7 @@ from msgspec import convert
 
 from moorage.kube.api.client import ObjectList
 from moorage.kube.errors import Forbidden, Unavailable
-from moorage.kube.objects.core import PersistentVolumeClaim
+from moorage.kube.objects.volumes import PersistentVolumeClaim
 from moorage.node.volumes.claims import LiveClaims
 
 

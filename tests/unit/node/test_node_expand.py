@@ -8,7 +8,7 @@ from msgspec import convert
 from moorage.csi.errors import CsiError
 from moorage.kube.api.client import PatchType
 from moorage.kube.errors import ApiError
-from moorage.kube.objects.core import PersistentVolumeClaim
+from moorage.kube.objects.volumes import PersistentVolumeClaim
 from moorage.kube.volumes import csi_volume_name
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.volumes import rules

@@ -9,8 +9,10 @@ import pytest
 from msgspec import convert
 
 from moorage.kube.errors import ApiError
-from moorage.kube.objects.core import Node, PersistentVolumeClaim, Pod, Secret
+from moorage.kube.objects.core import Node, Secret
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolumeClaim
 from moorage.kube.volumes import attachment_name, csi_volume_name
 from moorage.node.layout import PodUid
 from moorage.node.volumes import live_reads as module

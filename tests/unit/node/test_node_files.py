@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moorage.errors import InvalidRequest
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node import downward
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.pods.container_spec import expand

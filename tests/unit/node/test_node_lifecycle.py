@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.pods.lifecycle import ContainerAttempt, decide, first_to_end, foreign_images, next_streak
 from moorage.node.pods.unsupported import unsupported
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.pods.lifecycle import ContainerAttempt, decide, first_to_end, is_sidecar, next_streak
 from moorage.node.pods.status_report import status_of
 

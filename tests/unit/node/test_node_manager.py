@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.run import _first_wishes
 from moorage.node.volumes import manager as run

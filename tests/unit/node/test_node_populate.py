@@ -4,8 +4,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.node.volumes.plan import wants_growth
 from moorage.node.volumes.populate import refuse_replacements, same_for_uses, uses_of
 from moorage.node.volumes.state import ActualVolume, CsiSource, PlainSource

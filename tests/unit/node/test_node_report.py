@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from moorage.kube.objects.core import Pod, PodStatus
+from moorage.kube.objects.pods import Pod, PodStatus
 from moorage.node.pods.lifecycle import ContainerAttempt, PodDecision, decide
 from moorage.node.pods.status_report import condition_of, status_of
 

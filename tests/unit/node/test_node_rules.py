@@ -6,9 +6,9 @@ import pytest
 
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError
-from moorage.kube.objects.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim
 from moorage.kube.objects.meta import Meta
 from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.kube.objects.volumes import ClaimSpec, ClaimStatus, PersistentVolumeClaim
 from moorage.kube.volumes import attachment_name, csi_volume_name, ephemeral_handle
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.plugins.versions import highest_usable

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from moorage.host import hung_paths
-from moorage.kube.objects.core import ConfigMap, Pod, PodSecurityContext, PodVolume, Secret
+from moorage.kube.objects.core import ConfigMap, Secret
+from moorage.kube.objects.pods import Pod, PodSecurityContext, PodVolume
 from moorage.kube.volumes import VolumeName
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.pods import container_spec

@@ -9,7 +9,7 @@ from msgspec import convert
 
 from moorage.kube.api.wire import without_nulls
 from moorage.kube.errors import Invalid
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.pods import status_writer as status_module
 from moorage.node.pods.lifecycle import ContainerAttempt, PodDecision
 from moorage.node.pods.status_report import status_of

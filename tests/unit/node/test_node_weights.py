@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.runtime import cpu_shares
 from moorage.node.runtime.cgroups import ContainerCgroups
 

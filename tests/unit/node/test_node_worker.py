@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.node.layout import NodeLayout, PodUid
 from moorage.node.pods import cleanup
 from moorage.node.pods.tools import Tools

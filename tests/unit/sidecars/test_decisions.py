@@ -19,9 +19,9 @@ from moorage.kube.objects import (
     VolumeSpec,
     VolumeStatus,
 )
-from moorage.kube.objects.core import ClaimSpec, CsiVolumeSource
 from moorage.kube.objects.meta import Meta
 from moorage.kube.objects.storage import AttachmentSource, AttachmentSpec, AttachmentStatus, CsiDriverSpec, VolumeError
+from moorage.kube.objects.volumes import ClaimSpec, CsiVolumeSource
 from moorage.sidecars import flags
 from moorage.sidecars.attacher.decide import is_relevant_change, releases_volume, source_spec
 from moorage.sidecars.capacity.segments import fnv1a_32, items_of, managed_by

@@ -14,7 +14,7 @@ import msgspec
 from moorage.apiserver.errors import forbidden
 from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.apiserver.store.store import Transaction, decode
-from moorage.kube.objects.core import PersistentVolumeClaim
+from moorage.kube.objects.volumes import PersistentVolumeClaim
 from moorage.kube.quantity import Quantity
 from moorage.kube.volumes import claim_class, requested_bytes
 

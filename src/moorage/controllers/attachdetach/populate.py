@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from moorage.controllers.attachdetach.state import AttachState
 from moorage.kube.cache.caches import Caches
 from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
+from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import reference_to
+from moorage.kube.objects.pods import Pod, PodVolume
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import (
     NodeName,
     VolumeName,

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moorage.kube.names import NOT_READY, OUT_OF_SERVICE, UNREACHABLE, UNSCHEDULABLE
-from moorage.kube.objects.core import Lease, Node, Pod, Taint
+from moorage.kube.objects.core import Lease, Node, Taint
 from moorage.kube.objects.meta import Condition
+from moorage.kube.objects.pods import Pod
 from moorage.kube.tolerations import tolerates
 
 _OF_PRESSURE = {

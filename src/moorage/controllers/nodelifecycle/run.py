@@ -23,8 +23,9 @@ from moorage.kube.control.controller import run as run_controllers
 from moorage.kube.control.events import Recorder
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import NotFound
-from moorage.kube.objects.core import Lease, Node, Pod
+from moorage.kube.objects.core import Lease, Node
 from moorage.kube.objects.meta import seconds_of, timestamp_text
+from moorage.kube.objects.pods import Pod
 from moorage.log import get_logger
 
 log = get_logger(__name__)

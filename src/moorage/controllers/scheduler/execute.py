@@ -23,8 +23,9 @@ from moorage.kube.control.events import Recorder
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict, NotFound
 from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
-from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import as_document, reference_to, timestamp_text
+from moorage.kube.objects.pods import Pod
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import claim_class, is_meant_for, requested_bytes
 from moorage.log import get_logger
 

@@ -11,7 +11,8 @@ from decimal import Decimal
 
 from moorage.controllers.scheduler.state import NodeUse, allocatable, ports_of
 from moorage.kube.names import UNSCHEDULABLE
-from moorage.kube.objects.core import Node, Pod, Taint
+from moorage.kube.objects.core import Node, Taint
+from moorage.kube.objects.pods import Pod
 from moorage.kube.requests import Amounts
 from moorage.kube.selectors import BadSelector, node_matches, term_matches
 from moorage.kube.tolerations import is_tolerated

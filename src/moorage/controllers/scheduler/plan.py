@@ -14,7 +14,8 @@ from moorage.controllers.scheduler import filters, volumes
 from moorage.controllers.scheduler.state import NodeUse, SchedulerState
 from moorage.controllers.scheduler.volumes import Fit
 from moorage.kube.cache.caches import Caches
-from moorage.kube.objects.core import Node, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.requests import Amounts, requests_of
 
 _NOWHERE = NodeUse()

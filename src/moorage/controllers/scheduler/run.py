@@ -12,8 +12,10 @@ from moorage.controllers.scheduler.plan import Nowhere, plan
 from moorage.controllers.scheduler.state import SchedulerState
 from moorage.kube.cache.caches import Caches
 from moorage.kube.control.controller import Backoff, Controller, Watch
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import reference_key
 from moorage.log import get_logger
 

@@ -10,7 +10,8 @@ number of its pods.
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from moorage.kube.objects.core import Node, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.requests import Amounts, amounts_of, requests_of
 from moorage.kube.volumes import claims_of
 

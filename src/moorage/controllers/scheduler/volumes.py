@@ -21,8 +21,10 @@ from moorage.kube.names import (
     SELECTED_NODE,
     ZONE,
 )
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIStorageCapacity, StorageClass
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.quantity import BadQuantity, bytes_of
 from moorage.kube.selectors import BadSelector, LabelMatch, node_matches
 from moorage.kube.volumes import (

@@ -10,13 +10,13 @@ from moorage.controllers.snapshots.members import Members
 from moorage.controllers.snapshots.reconciler import Reconciler, SnapshotContext, SnapshotProblem
 from moorage.controllers.snapshots.status import group_status, is_ready
 from moorage.kube.names import GROUP_BOUND
-from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.snapshots import (
     VolumeGroupSnapshot,
     VolumeGroupSnapshotClass,
     VolumeGroupSnapshotContent,
     VolumeSnapshot,
 )
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.selectors import LabelMatch
 
 

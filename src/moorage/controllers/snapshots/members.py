@@ -10,7 +10,6 @@ from moorage.controllers.snapshots.flavour import GROUP, SINGLE, member_suffix
 from moorage.controllers.snapshots.reconciler import SnapshotContext, SnapshotProblem
 from moorage.kube import names
 from moorage.kube.errors import AlreadyExists
-from moorage.kube.objects.core import PersistentVolume
 from moorage.kube.objects.meta import KubeObject
 from moorage.kube.objects.snapshots import (
     VolumeGroupSnapshot,
@@ -19,6 +18,7 @@ from moorage.kube.objects.snapshots import (
     VolumeSnapshotContent,
     VolumeSnapshotInfo,
 )
+from moorage.kube.objects.volumes import PersistentVolume
 from moorage.kube.volumes import volume_mode
 
 T = TypeVar("T", bound=KubeObject)

@@ -19,7 +19,6 @@ from moorage.kube.control.controller import Backoff, Controller, Watch
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict
-from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.objects.meta import KubeObject
 from moorage.kube.objects.snapshots import (
     VolumeGroupSnapshot,
@@ -27,6 +26,7 @@ from moorage.kube.objects.snapshots import (
     VolumeSnapshot,
     VolumeSnapshotContent,
 )
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.log import get_logger
 
 log = get_logger(__name__)

@@ -15,13 +15,13 @@ from moorage.kube.names import (
     SNAPSHOT_IN_GROUP,
     SNAPSHOT_MANAGED_BY,
 )
-from moorage.kube.objects.core import PersistentVolume
 from moorage.kube.objects.snapshots import (
     VolumeGroupSnapshotContent,
     VolumeSnapshot,
     VolumeSnapshotClass,
     VolumeSnapshotContent,
 )
+from moorage.kube.objects.volumes import PersistentVolume
 from moorage.kube.volumes import volume_mode
 
 

@@ -11,8 +11,9 @@ from moorage.controllers.snapshots.flavour import C, Flavour, S
 from moorage.controllers.snapshots.reconciler import SnapshotProblem
 from moorage.kube.cache.caches import Caches
 from moorage.kube.control.writer import Writer
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects.core import Node
 from moorage.kube.objects.snapshots import VolumeGroupSnapshotClass, VolumeSnapshot, VolumeSnapshotClass
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.selectors import BadSelector, node_matches
 from moorage.kube.volumes import is_meant_for
 

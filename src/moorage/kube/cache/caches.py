@@ -11,7 +11,8 @@ from functools import cached_property
 
 from moorage.kube.cache.informer import Informer
 from moorage.kube.cache.informers import Informers
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.snapshots import (
     VolumeGroupSnapshot,
     VolumeGroupSnapshotClass,
@@ -28,6 +29,7 @@ from moorage.kube.objects.storage import (
     VolumeAttachment,
     VolumeAttributesClass,
 )
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import (
     claim_uid_of,
     claims_of,

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from moorage.kube.objects.core import VolumeSpec
 from moorage.kube.objects.meta import KubeObject, LabelSelector, Resource, Struct
+from moorage.kube.objects.volumes import VolumeSpec
 
 _GROUP = "storage.k8s.io"
 

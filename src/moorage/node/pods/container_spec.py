@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from moorage.host import libc, mountinfo
 from moorage.host.hung_paths import DoesNotAnswer, probe
-from moorage.kube.objects.core import ConfigMap, Container, Pod, Secret, VolumeMount
+from moorage.kube.objects.core import ConfigMap, Secret
+from moorage.kube.objects.pods import Container, Pod, VolumeMount
 from moorage.kube.quantity import BadQuantity
 from moorage.node import downward
 from moorage.node.layout import NodeLayout, PodUid

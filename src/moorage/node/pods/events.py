@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from moorage.kube.objects.core import Pod
 from moorage.kube.objects.meta import ObjectReference, reference_to
+from moorage.kube.objects.pods import Pod
 from moorage.node.layout import PodUid
 from moorage.node.pods.lifecycle import CRASH_LOOP, ContainerAttempt, PodDecision, foreign_images
 from moorage.node.pods.tools import Tools

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from moorage.kube.objects.core import PodSecurityContext
+from moorage.kube.objects.pods import PodSecurityContext
 from moorage.node.pods.errors import BadContainer
 from moorage.node.runtime import KEPT_CAPABILITIES
 

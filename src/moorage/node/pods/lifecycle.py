@@ -8,7 +8,7 @@ Start reading at: `decide`.
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from moorage.kube.objects.core import Container, Pod
+from moorage.kube.objects.pods import Container, Pod
 from moorage.node.runtime import START_ERROR
 
 _ORPHAN_GRACE_S = 2.0

@@ -7,7 +7,7 @@ Decides nothing: see `worker.py` and `lifecycle.py`. Start reading at: `PodManag
 import asyncio
 
 from moorage.kube.names import MIRROR_POD
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.log import get_logger
 from moorage.node.layout import PodUid
 from moorage.node.pods.cleanup import find_containers, pod_directories, remove_attempt

@@ -11,8 +11,8 @@ says anything else.
 from collections.abc import Mapping
 from typing import Any
 
-from moorage.kube.objects.core import Container, Pod
 from moorage.kube.objects.meta import timestamp_text
+from moorage.kube.objects.pods import Container, Pod
 from moorage.node.pods.lifecycle import ContainerAttempt, PodDecision, is_sidecar
 from moorage.node.pods.unsupported import NO_EPHEMERAL
 

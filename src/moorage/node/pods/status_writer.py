@@ -16,8 +16,8 @@ from moorage.kube.api.client import Client, PatchType
 from moorage.kube.api.wire import without_nulls
 from moorage.kube.control.queue import WorkQueue
 from moorage.kube.errors import Conflict, Invalid, NotFound
-from moorage.kube.objects.core import Pod, PodStatus
 from moorage.kube.objects.meta import Condition
+from moorage.kube.objects.pods import Pod, PodStatus
 from moorage.log import get_logger
 
 log = get_logger(__name__)

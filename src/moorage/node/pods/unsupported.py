@@ -7,7 +7,7 @@ Start reading at: `unsupported`.
 from collections.abc import Mapping
 from typing import Any
 
-from moorage.kube.objects.core import Pod, PodSecurityContext
+from moorage.kube.objects.pods import Pod, PodSecurityContext
 
 NO_EPHEMERAL = "ephemeral containers are not run by this node agent: use kubectl exec"
 _NO_PROFILES = "seccomp and AppArmor profiles are not applied by this node agent"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from moorage.errors import MoorageError
 from moorage.host.boot import boot_id
 from moorage.kube.errors import ApiError, Conflict, NotFound
-from moorage.kube.objects.core import Container as ContainerSpec
-from moorage.kube.objects.core import Pod
 from moorage.kube.objects.meta import seconds_of
+from moorage.kube.objects.pods import Container as ContainerSpec
+from moorage.kube.objects.pods import Pod
 from moorage.log import get_logger
 from moorage.node.layout import PodUid
 from moorage.node.pods import cleanup

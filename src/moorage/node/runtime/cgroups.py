@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moorage.host import mountinfo
-from moorage.kube.objects.core import Pod
+from moorage.kube.objects.pods import Pod
 from moorage.kube.quantity import BadQuantity, Quantity
 from moorage.log import get_logger
 from moorage.node.runtime import orphans

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 
-from moorage.kube.objects.core import Container, Pod
+from moorage.kube.objects.pods import Container, Pod
 from moorage.kube.requests import Amounts, requests_of, requests_of_container
 
 _FEWEST, _MOST = 2, 262_144

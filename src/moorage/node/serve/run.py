@@ -17,8 +17,8 @@ from aiohttp.typedefs import Handler
 from moorage.csi.pending import in_flight_text
 from moorage.errors import InvalidRequest, MoorageError
 from moorage.kube.api.client import Client
-from moorage.kube.objects.core import PodSpec
 from moorage.kube.objects.meta import as_document
+from moorage.kube.objects.pods import PodSpec
 from moorage.log import get_logger
 from moorage.node.config import AgentConfig
 from moorage.node.layout import NodeLayout

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from moorage.kube.api.client import Client
 from moorage.kube.cache.by_name import ByNameInformer
 from moorage.kube.errors import Forbidden
-from moorage.kube.objects.core import PersistentVolumeClaim
+from moorage.kube.objects.volumes import PersistentVolumeClaim
 from moorage.log import get_logger
 from moorage.node.volumes.shared_reads import Reads, not_long_ago
 

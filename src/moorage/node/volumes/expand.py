@@ -15,8 +15,9 @@ from moorage.kube.cache.informer import Informer
 from moorage.kube.control.events import Recorder
 from moorage.kube.errors import ApiError
 from moorage.kube.names import NODE_EXPANSION_NOT_REQUIRED
-from moorage.kube.objects.core import PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import ObjectReference, as_document, timestamp_text
+from moorage.kube.objects.pods import Pod
+from moorage.kube.objects.volumes import PersistentVolumeClaim
 from moorage.kube.quantity import Quantity
 from moorage.kube.volumes import VolumeName
 from moorage.log import get_logger

@@ -17,8 +17,9 @@ from moorage.errors import MoorageError
 from moorage.kube.api.client import Client
 from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import ApiError
-from moorage.kube.objects.core import ConfigMap, Node, Pod, Secret, ServiceAccount
+from moorage.kube.objects.core import ConfigMap, Node, Secret, ServiceAccount
 from moorage.kube.objects.meta import SecretReference, seconds_of
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
 from moorage.kube.volumes import attachment_name
 from moorage.node.layout import PodUid

@@ -9,8 +9,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import VolumeName, claims_of
 from moorage.log import get_logger
 from moorage.node.layout import NodeLayout, PodUid

@@ -10,9 +10,11 @@ from typing import Protocol
 
 from moorage.errors import MoorageError
 from moorage.kube.names import CLAIM_PROTECTION, CSI_PLUGIN
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod, PodVolume
+from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import SecretReference
+from moorage.kube.objects.pods import Pod, PodVolume
 from moorage.kube.objects.storage import CsiDriverSpec
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.quantity import Quantity
 from moorage.kube.selectors import node_matches
 from moorage.kube.volumes import VolumeName, claim_name_of, csi_volume_name, ephemeral_handle

@@ -12,7 +12,7 @@ from moorage.csi import access_modes
 from moorage.csi import csi_pb2 as pb
 from moorage.csi.errors import CsiError, InvalidAccessModes
 from moorage.errors import MoorageError
-from moorage.kube.objects.core import Pod, SELinuxOptions
+from moorage.kube.objects.pods import Pod, SELinuxOptions
 from moorage.kube.objects.storage import CsiDriverSpec
 from moorage.node.volumes.state import CsiSource, StepFailure, VolumeUse
 

@@ -4,8 +4,9 @@ Owns: nothing; it only answers `populate.py`'s questions.
 """
 
 from moorage.kube.cache.informer import Informer
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim
+from moorage.kube.objects.core import Node
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 
 
 class Sources:

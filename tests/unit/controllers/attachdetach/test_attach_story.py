@@ -13,9 +13,11 @@ from moorage.controllers.attachdetach.populate import Populator
 from moorage.controllers.attachdetach.state import AttachPhase, AttachState, attachment_of
 from moorage.kube.errors import AlreadyExists, NotFound
 from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
 from moorage.kube.objects.meta import ObjectReference
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import NodeName, csi_volume_name
 
 DRIVER, RWO = "csi.example.com", "ReadWriteOnce"

@@ -30,8 +30,10 @@ from moorage.kube.cache.informer import Informer
 from moorage.kube.control.controller import subscribed
 from moorage.kube.errors import AlreadyExists, NotFound, Unavailable
 from moorage.kube.names import MANAGED_ATTACH, OUT_OF_SERVICE
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import csi_volume_name
 
 EXAMPLES = examples(60)

@@ -11,8 +11,9 @@ from moorage.controllers.nodelifecycle.plan import (
     sign_of_life,
 )
 from moorage.kube.names import NOT_READY, OUT_OF_SERVICE, UNREACHABLE, UNSCHEDULABLE
-from moorage.kube.objects.core import Lease, LeaseSpec, Node, NodeSpec, NodeStatus, Pod, PodSpec, Taint, Toleration
+from moorage.kube.objects.core import Lease, LeaseSpec, Node, NodeSpec, NodeStatus, Taint
 from moorage.kube.objects.meta import Condition, Meta
+from moorage.kube.objects.pods import Pod, PodSpec, Toleration
 
 NOW = "2026-01-01T00:00:00Z"
 

@@ -9,8 +9,10 @@ import msgspec
 from moorage.controllers.scheduler.plan import Nowhere, Placement, plan
 from moorage.controllers.scheduler.state import SchedulerState
 from moorage.kube.names import BIND_COMPLETED
-from moorage.kube.objects.core import Node, PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.core import Node
+from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, CSIStorageCapacity, StorageClass, VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 from moorage.kube.volumes import node_attached_to
 
 GI = 2**30

@@ -11,7 +11,8 @@ from moorage.controllers.scheduler.plan import Placement
 from moorage.kube.control.writer import Writer
 from moorage.kube.errors import Conflict
 from moorage.kube.names import BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE
-from moorage.kube.objects.core import PersistentVolume, PersistentVolumeClaim, Pod
+from moorage.kube.objects.pods import Pod
+from moorage.kube.objects.volumes import PersistentVolume, PersistentVolumeClaim
 
 POD = pod("p", "data")
 

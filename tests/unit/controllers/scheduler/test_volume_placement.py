@@ -6,8 +6,8 @@ from tests.unit.controllers.scheduler.scheduler_objects import GI, HOST, Cluster
 
 from moorage.controllers.scheduler.plan import Nowhere, Placement
 from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
-from moorage.kube.objects.core import PersistentVolumeClaim
 from moorage.kube.objects.storage import CSIDriver, CSINode, VolumeAttachment
+from moorage.kube.objects.volumes import PersistentVolumeClaim
 
 
 def test_a_bound_volume_decides_the_node(cluster):

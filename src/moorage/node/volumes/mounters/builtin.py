@@ -18,7 +18,8 @@ from moorage.host.errors import HostError
 from moorage.host.hung_paths import DoesNotAnswer, probe
 from moorage.host.safe_remove import remove_empty_tree, remove_empty_up_to, remove_tree
 from moorage.host.threads import in_thread
-from moorage.kube.objects.core import ConfigMap, KeyToPath, Pod, PodVolume, Secret
+from moorage.kube.objects.core import ConfigMap, Secret
+from moorage.kube.objects.pods import KeyToPath, Pod, PodVolume
 from moorage.kube.quantity import Quantity
 from moorage.log import get_logger
 from moorage.node import downward as fields
