@@ -16,6 +16,7 @@ NODE_KEY, TOPOLOGY, DRIVER = "authentication.kubernetes.io/node-name", "topology
 ACCOUNT = "system:serviceaccount:moorage-system:moorage-node"
 SELECTED, PROVISIONER = "volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-provisioner"
 MANAGER = "snapshot.storage.kubernetes.io/managed-by"
+CLAIM = {"namespace": "default", "name": "c", "uid": "11111111-1111-4111-8111-111111111111"}
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +63,8 @@ def limited_by(policy):
 
 def volume(node="n1", driver=DRIVER, **spec):
     terms = [{"matchExpressions": [{"key": TOPOLOGY, "operator": "In", "values": [node]}]}]
-    affinity = {"required": {"nodeSelectorTerms": terms}}
-    return {"metadata": {"name": "v"}, "spec": {"csi": {"driver": driver}, "nodeAffinity": affinity, **spec}}
+    made = {"csi": {"driver": driver}, "nodeAffinity": {"required": {"nodeSelectorTerms": terms}}, "claimRef": CLAIM}
+    return {"metadata": {"name": "v"}, "spec": {**made, **spec}}
 
 
 def without_nodes(terms):
@@ -93,6 +94,17 @@ def test_a_node_writes_its_own_volumes(policies):
         assert is_allowed(policies, operation, "persistentvolumes", old, new)
         assert not is_allowed(policies, operation, "persistentvolumes", old, new, node=""), "a token without a node"
         assert is_allowed(policies, operation, "persistentvolumes", old, new, node="", user="admin"), "others are free"
+
+
+def test_a_node_makes_a_volume_for_one_claim_and_gives_it_to_no_other(policies):
+    nobodys = volume()
+    del nobodys["spec"]["claimRef"]
+    unreserved = volume(claimRef={"namespace": "default", "name": "c"})
+    for foreign in (nobodys, unreserved, volume(claimRef={**CLAIM, "uid": ""})):
+        assert not is_allowed(policies, "CREATE", "persistentvolumes", None, foreign)
+        assert not is_allowed(policies, "UPDATE", "persistentvolumes", volume(), foreign)
+        assert not is_allowed(policies, "UPDATE", "persistentvolumes", foreign, volume())
+        assert is_allowed(policies, "UPDATE", "persistentvolumes", foreign, foreign), "an administrator's may grow"
 
 
 def claim(selected="", provisioner=DRIVER, **spec):
