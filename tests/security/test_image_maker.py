@@ -12,7 +12,7 @@ from moorage.csi import csi_pb2 as pb
 from moorage.csi.client import CsiClient
 from moorage.csi.errors import CsiError
 from moorage.errors import MoorageError
-from moorage.host import filesystems, probe
+from moorage.host import CommandFailed, commands, filesystems, probe
 from moorage.plugin.run import serve
 from moorage.plugin.settings import PluginSettings
 from moorage.storage import CreateSnapshot, CreateVolume, Pool, PoolConfig
@@ -168,3 +168,19 @@ async def test_no_image_that_a_pod_wrote_is_mounted_as_a_filesystem(tmp_path):
                 await caller.create(f"copy{number}", mounted(), 8 * MIB, source=source)
             assert caught.value.code == "INVALID_ARGUMENT"
         await caller.leave()
+
+
+def test_a_tool_that_prints_without_end_takes_little_memory_and_ends():
+    """What e2fsck prints about an image is up to the maker of the image."""
+    tracemalloc.start()
+    try:
+        done = commands.run(["sh", "-c", "echo first; head -c 50000000 /dev/zero | tr '\\0' x; echo; echo last"])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MIB
+    assert done.stdout.startswith("first\n")
+    assert done.stdout.endswith("x\nlast\n")
+    assert "bytes are left out" in done.stdout
+    with pytest.raises(CommandFailed, match="no result after"):
+        commands.run(["yes"], timeout_s=0.2)

@@ -16,9 +16,16 @@ _CHUNK = 1 << 20
 
 
 def _opened(path: str, is_block: bool, flags: int) -> int:
-    extra = 0 if is_block else os.O_CREAT
-    place = path if is_block else os.path.join(path, DATA_NAME)
-    return os.open(place, flags | os.O_CLOEXEC | (extra if flags & (os.O_WRONLY | os.O_RDWR) else 0), 0o600)
+    """Open the published device, or the file in the published filesystem. No link of the driver is followed."""
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    if is_block:
+        return os.open(path, flags)
+    directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        extra = os.O_CREAT if flags & (os.O_WRONLY | os.O_RDWR) else 0
+        return os.open(DATA_NAME, flags | extra, 0o600, dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
 def write(path: str, is_block: bool, content: bytes, offset: int = 0) -> None:

@@ -6,6 +6,7 @@ Start reading at: `from_object`, `from_event`, `from_record`.
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from moorage.insight.explain import ref
 from moorage.insight.log_records import LogRecord
 from moorage.insight.waiting import WaitingCall
 from moorage.kube.api.client import Client
+from moorage.kube.api.wire import of_any_depth
 from moorage.kube.names import BIND_COMPLETED, SELECTED_NODE
 from moorage.kube.objects import (
     Event,
@@ -66,9 +68,8 @@ class TraceStep:
 
 async def from_object(client: Client, obj: KubeObject) -> list[TraceStep]:
     """What an object's own timestamps tell."""
-    raw: dict[str, Any] = msgspec.json.decode(
-        await client.request("GET", obj.resource.path(obj.namespace, obj.name)), type=dict
-    )
+    body = await client.request("GET", obj.resource.path(obj.namespace, obj.name))
+    raw: dict[str, Any] = of_any_depth(partial(msgspec.json.decode, type=dict), body)
     meta, status, name = raw.get("metadata") or {}, raw.get("status") or {}, ref(obj)
     written = meta.get("managedFields") or []
     makers = [entry for entry in written if not entry.get("subresource")]

@@ -122,8 +122,13 @@ def admits(storage_class: StorageClass, node_labels: Mapping[str, str]) -> bool:
 
 def storage_bytes(quantities: Mapping[str, str | int | float]) -> int:
     """Return the storage in a resource list. Returns 0 if it is absent or unreadable."""
+    return readable_bytes(quantities.get("storage"))
+
+
+def readable_bytes(quantity: str | int | float | None) -> int:
+    """Return the size that a quantity stands for. Returns 0 if it is absent or unreadable."""
     try:
-        return bytes_of(quantities.get("storage"))
+        return bytes_of(quantity)
     except BadQuantity:
         return 0
 

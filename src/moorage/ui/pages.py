@@ -28,8 +28,8 @@ from moorage.kube.objects import (
     VolumeAttachment,
     VolumeSnapshot,
 )
-from moorage.kube.quantity import bytes_of, bytes_text
-from moorage.kube.volumes import claim_class, claims_of, reference_key, requested_bytes
+from moorage.kube.quantity import bytes_text
+from moorage.kube.volumes import claim_class, claims_of, readable_bytes, reference_key, requested_bytes
 from moorage.printable import one_line
 from moorage.ui.board import Board, Card
 from moorage.ui.pictures import chain_of, family_of, gantt_of
@@ -189,7 +189,7 @@ class PageRenderer:
                 continue
             labels = capacity.node_topology.match_labels if capacity.node_topology is not None else {}
             where = ", ".join(sorted(labels.values()))
-            free, promised = bytes_of(str(capacity.capacity)), self._view.promised[capacity.storage_class_name, where]
+            free, promised = readable_bytes(capacity.capacity), self._view.promised[capacity.storage_class_name, where]
             percent = round(100 * promised / (promised + free)) if promised + free else 0
             room = {"storage_class": capacity.storage_class_name, "where": where or "every node"}
             rooms.append({**room, "free": free, "promised": promised, "percent": percent})
@@ -257,7 +257,7 @@ class PageRenderer:
                 "state": state_of(each),
                 "source": each.spec.source.persistent_volume_claim_name or "",
                 "group": each.status.volume_group_snapshot_name if each.status is not None else None,
-                "size": bytes_of(str(each.status.restore_size))
+                "size": readable_bytes(each.status.restore_size)
                 if each.status is not None and each.status.restore_size
                 else 0,
             }

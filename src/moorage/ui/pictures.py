@@ -4,7 +4,7 @@ Owns: which boxes, bars and branches there are, and where. Templates draw them.
 Start reading at: `chain_of`, `gantt_of`, `family_of`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moorage.insight.cluster_view import ClusterView
@@ -16,6 +16,7 @@ from moorage.ui.stages import ClaimPlace
 _MOST_STEPS = 80
 _DEEPEST = 6
 _MOST_CHILDREN = 50
+_MOST_BRANCHES = 300  # of one tree
 _NARROWEST = 0.4  # percent of the width, so that a short step can be seen
 
 
@@ -148,7 +149,7 @@ def family_of(view: ClusterView, claim: PersistentVolumeClaim) -> Branch | None:
         if parent is None or parent is claim:
             break
         top = parent
-    tree = _branch(view, top, claim, _DEEPEST * 2)
+    tree = _grown(top, claim, _children(view))
     return tree if tree.children else None
 
 
@@ -165,13 +166,28 @@ def _parent(view: ClusterView, obj: KubeObject) -> KubeObject | None:
     return None
 
 
-def _branch(view: ClusterView, obj: KubeObject, asked: KubeObject, depth: int) -> Branch:
-    found = _children(view, obj) if depth > 0 else iter(())
-    children = [_branch(view, child, asked, depth - 1) for child, _ in zip(found, range(_MOST_CHILDREN), strict=False)]
-    word = "snapshot" if isinstance(obj, VolumeSnapshot) else "pvc"
-    return Branch(word, obj, state_of(obj), obj is asked, children)
+def _grown(top: KubeObject, asked: KubeObject, children: Mapping[int, Sequence[KubeObject]]) -> Branch:
+    """Return the tree below an object, level by level until it is too large or too deep."""
+    tree = _branch(top, asked)
+    level, count = [tree], 1
+    for _ in range(_DEEPEST * 2):
+        for branch in level:
+            found = children.get(id(branch.obj), ())[: min(_MOST_CHILDREN, _MOST_BRANCHES - count)]
+            branch.children.extend(_branch(child, asked) for child in found)
+            count += len(found)
+        level = [child for branch in level for child in branch.children]
+    return tree
 
 
-def _children(view: ClusterView, obj: KubeObject) -> Iterator[KubeObject]:
-    near = [each for each in (*view.snapshots.values(), *view.claims.values()) if each is not obj]
-    yield from sorted((each for each in near if _parent(view, each) is obj), key=lambda each: each.name)
+def _branch(obj: KubeObject, asked: KubeObject) -> Branch:
+    return Branch("snapshot" if isinstance(obj, VolumeSnapshot) else "pvc", obj, state_of(obj), obj is asked)
+
+
+def _children(view: ClusterView) -> dict[int, list[KubeObject]]:
+    """Return what was made from each object, by its id; objects are not hashable."""
+    found: dict[int, list[KubeObject]] = {}
+    for each in sorted((*view.snapshots.values(), *view.claims.values()), key=lambda each: each.name):
+        parent = _parent(view, each)
+        if parent is not None and parent is not each:
+            found.setdefault(id(parent), []).append(each)
+    return found

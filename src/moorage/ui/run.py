@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from moorage.connections import FewConnections
 from moorage.errors import UsageError
 from moorage.kube.api.client import Client
 from moorage.log import get_logger
@@ -25,6 +26,7 @@ log = get_logger(__name__)
 
 PREFERRED_PORT = 8465
 _KEEPALIVE_S = 30.0
+_MOST_CONNECTIONS = 128
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,16 @@ async def serve(client: Client, settings: UiSettings, on_ready: Callable[[str], 
         board = Board(client, settings.logs)
         async with board.running():
             actions = Actions(client, board.view) if settings.allow_actions else None
+            site = Site(board, access, actions)
             runner = web.AppRunner(
-                Site(board, access, actions).application(),
+                site.application(),
                 access_log=None,
                 keepalive_timeout=_KEEPALIVE_S,
                 shutdown_timeout=0.5,
                 handler_cancellation=True,
             )
             await runner.setup()
+            site.connections = FewConnections(runner.server, _MOST_CONNECTIONS)
             try:
                 await web.SockSite(runner, sock, ssl_context=tls).start()
                 on_ready(link(settings.address, port, token, tls is not None))

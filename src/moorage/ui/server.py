@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from aiohttp import web
 from jinja2 import TemplateError
 
+from moorage.connections import FewConnections
 from moorage.errors import MoorageError, UsageError
 from moorage.insight.explain import ObjectNotFound
 from moorage.kube.errors import ApiError
@@ -33,6 +34,7 @@ _HEARTBEAT_S = 10.0
 _MOST_OPEN = 32
 _LARGEST_FORM = 64 * 1024
 _LONGEST_QUERY = 1000
+_STATIC = frozenset(file.name for file in (resources.files("moorage.ui") / "static").iterdir())
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -43,6 +45,7 @@ class Site:
         self._board, self._access, self._actions = board, access, actions
         self._pages = PageRenderer(board, actions is not None)
         self._open = 0
+        self.connections: FewConnections | None = None
 
     def application(self) -> web.Application:
         """Return the application; every answer passes `_guarded`."""
@@ -84,6 +87,8 @@ class Site:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not request.path.startswith("/static/"):
             self._access.check(request)
+            if self.connections is not None:
+                self.connections.trust(request)
         return await handler(request)
 
     def _signed_in(self, request: web.Request) -> web.StreamResponse | None:
@@ -108,7 +113,7 @@ class Site:
         name = request.match_info["name"]
         kind = _TYPES.get(PurePosixPath(name).suffix)
         file = resources.files("moorage.ui") / "static" / name
-        if kind is None or "/" in name or name.startswith(".") or not file.is_file():
+        if kind is None or name not in _STATIC:
             raise web.HTTPNotFound
         return web.Response(text=file.read_text(), content_type=kind)
 

@@ -5,7 +5,8 @@ from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of
 from moorage.kube.objects import PersistentVolumeClaim, TypedReference
-from moorage.kube.quantity import bytes_of, bytes_text
+from moorage.kube.quantity import bytes_text
+from moorage.kube.volumes import readable_bytes
 from moorage.suggest import command, in_words, kubectl
 
 
@@ -145,11 +146,12 @@ def source_too_large(view: ClusterView, claim: PersistentVolumeClaim) -> Finding
     size = 0
     if source.kind == "VolumeSnapshot":
         snapshot = view.snapshots.get(f"{claim.namespace}/{source.name}")
-        size = bytes_of(snapshot.status.restore_size) if snapshot is not None and snapshot.status is not None else 0
+        status = snapshot.status if snapshot is not None else None
+        size = readable_bytes(status.restore_size) if status is not None else 0
     elif source.kind == "PersistentVolumeClaim":
         origin = view.claims.get(f"{claim.namespace}/{source.name}")
-        size = bytes_of(origin.status.capacity.get("storage")) if origin is not None else 0
-    want = bytes_of(claim.spec.resources.requests.get("storage"))
+        size = readable_bytes(origin.status.capacity.get("storage")) if origin is not None else 0
+    want = readable_bytes(claim.spec.resources.requests.get("storage"))
     if not size or want >= size:
         return None
     return Finding(

@@ -7,8 +7,8 @@ Start reading at: `most_room`, `places`.
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import class_of
 from moorage.kube.objects import CSIStorageCapacity, LabelSelector, PersistentVolumeClaim, StorageClass
-from moorage.kube.quantity import bytes_of, bytes_text
-from moorage.kube.volumes import requested_bytes
+from moorage.kube.quantity import bytes_text
+from moorage.kube.volumes import readable_bytes, requested_bytes
 from moorage.suggest import Command, kubectl
 
 _COLUMNS = "CLASS:.storageClassName,CAPACITY:.capacity,LARGEST:.maximumVolumeSize,WHERE:.nodeTopology.matchLabels"
@@ -50,8 +50,8 @@ def place_keys(storage_class: StorageClass) -> list[str]:
 
 
 def _usable(capacity: CSIStorageCapacity) -> int:
-    room = bytes_of(capacity.capacity)
-    return min(room, bytes_of(capacity.maximum_volume_size)) if capacity.maximum_volume_size is not None else room
+    room = readable_bytes(capacity.capacity)
+    return min(room, readable_bytes(capacity.maximum_volume_size)) if capacity.maximum_volume_size is not None else room
 
 
 def _where(topology: LabelSelector | None) -> str:

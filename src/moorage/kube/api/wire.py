@@ -6,8 +6,10 @@ May not touch: HTTP requests, stores.
 Start reading at: `Codec.event`, `Codec.page`.
 """
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import aiohttp
@@ -20,6 +22,9 @@ from moorage.log import get_logger
 log = get_logger(__name__)
 
 T = TypeVar("T", bound=KubeObject)
+
+_KEPT_DEPTH = 100  # what is nested deeper becomes null; nothing that Moorage reads is
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,11 @@ class Codec:
         if decoder is None:
             decoder = self._decoders[kind] = msgspec.json.Decoder(kind)
         try:
-            return decoder.decode(body)  # type: ignore[no-any-return]
+            return of_any_depth(decoder.decode, body)  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             # The Go server writes null for some empty lists and maps (a new CSINode's drivers): null is absent.
             try:
-                return msgspec.convert(without_nulls(msgspec.json.decode(body)), kind)
+                return msgspec.convert(without_nulls(msgspec.json.decode(shallow(body))), kind)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 raise _bad(f"a {kind.resource.kind}", error) from error
 
@@ -142,9 +147,35 @@ _D = TypeVar("_D")
 
 def _decoded(body: bytes | msgspec.Raw, shape: type[_D], what: str) -> _D:
     try:
-        return msgspec.json.decode(body, type=shape)
+        found: _D = of_any_depth(partial(msgspec.json.decode, type=shape), body)
+        return found
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _bad(what, error) from error
+
+
+def of_any_depth(decode: Callable[[bytes | msgspec.Raw], _D], body: bytes | msgspec.Raw) -> _D:
+    """Decode; Kubernetes takes objects that are nested deeper (managedFields) than the decoder goes."""
+    try:
+        return decode(body)
+    except RecursionError:
+        return decode(shallow(body))
+
+
+def shallow(body: bytes | msgspec.Raw) -> bytes:
+    """The same JSON with null in the place of everything that is nested very deeply."""
+    text = bytes(body)
+    kept, depth, at = [], 0, 0
+    for token in _STRING_OR_BRACKET.finditer(text):
+        bracket = token[0]
+        if bracket in (b"{", b"["):
+            depth += 1
+            if depth == _KEPT_DEPTH:
+                kept.append(text[at : token.start()] + b"null")
+        elif bracket in (b"}", b"]"):
+            if depth == _KEPT_DEPTH:
+                at = token.end()
+            depth -= 1
+    return b"".join((*kept, text[at:]))
 
 
 def _bad(what: str, error: Exception) -> Unavailable:

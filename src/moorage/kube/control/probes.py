@@ -11,10 +11,13 @@ from aiohttp import web
 from prometheus_client import REGISTRY
 from prometheus_client.exposition import generate_latest
 
+from moorage.connections import FewConnections
 from moorage.errors import UsageError
 from moorage.log import get_logger
 
 log = get_logger(__name__)
+
+_MOST_CLIENTS = 64  # anyone in the cluster may connect
 
 ProbeCheck = Callable[[], Awaitable[tuple[int, str]]]  # status and text
 ProbePage = Callable[[], bytes]  # in Prometheus' text format
@@ -49,6 +52,7 @@ async def serve(
         app.router.add_get(metrics_path, _showing(page))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
+    FewConnections(runner.server, _MOST_CLIENTS)
     try:
         site = web.TCPSite(runner, host, port)
         await site.start()
