@@ -87,3 +87,31 @@ async def test_quotas_of_pods_do_not_count_claims(api, claim):
         QUOTAS, {"metadata": {"name": "q"}, "spec": {"hard": {"requests.storage": "0"}, "scopes": ["BestEffort"]}}
     )
     await api.make(CLAIMS, claim("a"))
+
+
+async def test_a_request_lowered_after_a_failed_expansion_counts_until_its_allocation_falls(api, claim):
+    body = {"metadata": {"name": "fast"}, "provisioner": "x", "allowVolumeExpansion": True}
+    await api.make("/apis/storage.k8s.io/v1/storageclasses", body)
+    await limit(api, requests__storage="4Gi")
+    await api.make(CLAIMS, claim("a", storageClassName="fast", volumeName="v"))
+    bound = {"phase": "Bound", "capacity": {"storage": "1Gi"}}
+    await api.merge(f"{CLAIMS}/a/status", {"status": bound})
+    await api.merge(f"{CLAIMS}/a", {"spec": {"resources": {"requests": {"storage": "4Gi"}}}})
+    allocated = {"allocatedResources": {"storage": "4Gi"}}
+    await api.merge(f"{CLAIMS}/a/status", {"status": allocated})
+    await api.merge(f"{CLAIMS}/a", {"spec": {"resources": {"requests": {"storage": "2Gi"}}}})
+    await api.merge(f"{QUOTAS}/q", {"spec": {"hard": {"requests.storage": "4500Mi"}}})  # is counted again
+    async with asyncio.timeout(20):
+        while (await api("GET", f"{QUOTAS}/q"))["status"]["hard"] != {"requests.storage": "4500Mi"}:
+            await asyncio.sleep(0.02)
+    await api("POST", CLAIMS, claim("b"), expect=403)
+    await api.merge(f"{CLAIMS}/a/status", {"status": {"allocatedResources": {"storage": "2Gi"}}})
+    assert await used(api, {"requests.storage": "2Gi"})
+    await api.make(CLAIMS, claim("b"))
+
+
+async def test_a_negative_limit_is_refused(api):
+    body = {"metadata": {"name": "q"}, "spec": {"hard": {"requests.storage": "-5"}}}
+    refusal = await api("POST", QUOTAS, body, expect=422)
+    assert "spec.hard[requests.storage]: Invalid value: " in refusal["message"]
+    assert refusal["message"].endswith("must be greater than or equal to 0")

@@ -208,6 +208,7 @@ class Operations:
         call.guard.check_write(kind.stored_as, new, old)
         if not call.subresource:
             admission.on_update(txn, kind, new, old)
+        if call.subresource in ("", "status"):
             quota.charge(txn, kind, new, old, call.options.is_dry_run)
         if new == old:
             return record  # no new version and no event, or controllers would loop

@@ -16,7 +16,7 @@ from moorage.apiserver.kinds.registry import Kind, Object
 from moorage.apiserver.store.store import Transaction, decode
 from moorage.kube.objects.volumes import PersistentVolumeClaim
 from moorage.kube.quantity import Quantity
-from moorage.kube.volumes import claim_class, requested_bytes
+from moorage.kube.volumes import claim_class, requested_bytes, storage_bytes
 
 CLAIMS, QUOTAS = "persistentvolumeclaims", "resourcequotas"
 _COUNTS = (CLAIMS, f"count/{CLAIMS}")
@@ -30,7 +30,8 @@ _decoder = msgspec.json.Decoder(PersistentVolumeClaim)
 
 
 def _usage_of(claim: PersistentVolumeClaim) -> Usage:
-    size = requested_bytes(claim)
+    """Count a claim. A request that was lowered after a failed expansion counts as large as what was allocated."""
+    size = max(requested_bytes(claim), storage_bytes(claim.status.allocated_resources))
     found = {_STORAGE: size, **dict.fromkeys(_COUNTS, 1)}
     name = claim_class(claim)
     if name:
@@ -47,7 +48,7 @@ def _is_counted(key: str) -> bool:
 
 
 def charge(txn: Transaction, kind: Kind, claim: Object, old: Object | None, is_dry_run: bool) -> None:
-    """Count a new claim, or the growth of `old`, in every quota of its namespace. Other kinds are not counted.
+    """Count a new claim, or the change from `old`, in every quota of its namespace. Other kinds are not counted.
 
     Raises Forbidden, and counts nothing, if any quota would be exceeded.
     """
@@ -58,11 +59,11 @@ def charge(txn: Transaction, kind: Kind, claim: Object, old: Object | None, is_d
     changed = []
     for quota in list(_quotas(txn, namespace)):
         hard = _limits(quota)
-        due = {key: more[key] for key in hard if more.get(key, 0) > 0}
+        due = {key: more[key] for key in hard if more.get(key, 0)}
         if not due:
             continue
         used = _known_usage(txn, namespace, quota, hard)
-        over = [key for key in sorted(due) if used[key] + due[key] > hard[key].value]
+        over = [key for key in sorted(due) if due[key] > 0 and used[key] + due[key] > hard[key].value]
         if over:
             raise forbidden(CLAIMS, "", name, _complaint(quota["metadata"]["name"], over, due, used, hard))
         _set_status(quota, hard, {key: used[key] + due.get(key, 0) for key in hard})

@@ -30,6 +30,7 @@ def _table() -> dict[str, Rules]:
         "services": core.SERVICE,
         "events": core.EVENT,
         "leases.coordination.k8s.io": core.LEASE,
+        "resourcequotas": core.RESOURCE_QUOTA,
         "priorityclasses.scheduling.k8s.io": core.PRIORITY_CLASS,
         "deployments.apps": core.WORKLOAD,
         "replicasets.apps": core.WORKLOAD,

@@ -1,6 +1,6 @@
 """The small kinds of the core group and their neighbours: defaults and the checks that clients rely on.
 
-Owns: Namespace, Node, Secret, ConfigMap, Service, Event, Lease, PriorityClass, the workload kinds.
+Owns: Namespace, Node, Secret, ConfigMap, Service, Event, Lease, ResourceQuota, PriorityClass, the workload kinds.
 May not touch: pods and volumes, which have modules of their own.
 Start reading at: the rules at the end.
 """
@@ -9,7 +9,7 @@ import base64
 import binascii
 
 from moorage.apiserver.errors import FieldError, forbidden_field, invalid_value, required, too_long
-from moorage.apiserver.kinds.rules.base import Object, Rules, one_of, unchanged
+from moorage.apiserver.kinds.rules.base import Object, Rules, not_below_zero, one_of, unchanged
 from moorage.apiserver.kinds.rules.pods import default_pod_spec
 
 LIMIT_BYTES = 1 << 20
@@ -136,6 +136,11 @@ def _check_lease(obj: Object) -> list[FieldError]:
     return errors
 
 
+def _check_quota(obj: Object) -> list[FieldError]:
+    hard = (obj.get("spec") or {}).get("hard") or {}
+    return [error for key, value in hard.items() for error in not_below_zero(f"spec.hard[{key}]", value)]
+
+
 def _default_priority(obj: Object) -> None:
     obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
 
@@ -221,6 +226,7 @@ CONFIG_MAP = Rules(check=_check_data, check_update=_update_data)
 SERVICE = Rules(name_rule="label", default=_default_service, check=_check_service)
 EVENT = Rules(check=_check_event)
 LEASE = Rules(check=_check_lease)
+RESOURCE_QUOTA = Rules(check=_check_quota)
 PRIORITY_CLASS = Rules(default=_default_priority, check_update=_update_priority)
 WORKLOAD = Rules(default=_default_workload, check=_check_workload, check_update=_update_workload)
 JOB = Rules(default=_default_workload, check=_check_workload)
