@@ -15,6 +15,8 @@ from moorage.kube.api.wire import Codec, shallow
 from moorage.kube.control import probes
 from moorage.kube.objects import PersistentVolumeClaim
 from moorage.ui.pictures import family_of
+from moorage.upkeep.gc.observe import _claims_by_volume
+from moorage.upkeep.gc.plan import DriverObjects, Inventory, SeenVolume, plan
 
 
 def nested(levels):
@@ -121,6 +123,22 @@ def test_an_amount_beyond_all_bounds_ends_no_explanation():
     }
     view.claims = {claim.key: claim for claim in (convert(each, PersistentVolumeClaim) for each in (document, origin))}
     assert source_too_large(view, view.claims["n/huge"]) is not None
+
+
+def test_a_claim_that_names_the_volume_of_another_is_given_no_command_for_it():
+    """Anyone may write any volumeName into a claim; the command would hand over the data."""
+
+    def claim(uid, namespace):
+        metadata = {"name": "data", "namespace": namespace, "uid": uid}
+        return convert({"metadata": metadata, "spec": {"volumeName": "pvc-1"}}, PersistentVolumeClaim)
+
+    owner, thief = claim("1", "shop"), claim("2", "evil")
+    for claims, told in (((owner, thief), "--claim shop/data"), ((thief,), "whose data")):
+        cluster = DriverObjects("d", True, claims=_claims_by_volume(claims))
+        world = Inventory(1e6, ("/pool",), volumes=[SeenVolume("pvc-1-abc", "pvc-1", "/pool", 0)], cluster=cluster)
+        (finding,) = plan(world, 0)
+        assert told in finding.held
+        assert "--claim evil" not in finding.held
 
 
 @pytest.mark.parametrize("link", ["file", "directory"])

@@ -96,14 +96,14 @@ HELD = {
     "made by hand": (world(volumes=[replace(VOLUME, name="mine")], cluster=CLUSTER), "made by hand"),
     "another cluster": (world(volumes=[VOLUME], cluster=replace(CLUSTER, is_installed=False)), "not installed"),
     "a claim without its PV": (
-        world(volumes=[VOLUME], cluster=replace(CLUSTER, claims={"pvc-1": SeenClaim("shop/data", "c")})),
+        world(volumes=[VOLUME], cluster=replace(CLUSTER, claims={"pvc-1": SeenClaim("shop/data", "1")})),
         "claim shop/data waits for it, and the provisioner will make its PersistentVolume again",
     ),
     "a claim that has lost its PV": (
         world(
-            volumes=[VOLUME], cluster=replace(CLUSTER, claims={"pvc-1": SeenClaim("shop/data", "c", "fast", "pv-1")})
+            volumes=[VOLUME], cluster=replace(CLUSTER, claims={"pvc-1": SeenClaim("shop/data", "1", "fast", "pv-1")})
         ),
-        "`moorage volume --pool /pool manifest pvc-1-abc --claim shop/data --claim-uid c --name pv-1 "
+        "`moorage volume --pool /pool manifest pvc-1-abc --claim shop/data --claim-uid 1 --name pv-1 "
         "--storage-class fast --node n1 | kubectl create -f -` brings it back",
     ),
     "bound PV": (world(cluster=with_pv(replace(LOST, phase="Bound"))), "a claim uses it"),

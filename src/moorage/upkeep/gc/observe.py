@@ -40,6 +40,7 @@ from moorage.storage.listing import overview
 from moorage.storage.transfer.unfinished import unfinished
 from moorage.storage.usage import observe as observe_use
 from moorage.upkeep.gc.plan import (
+    PROVISIONED,
     DriverObjects,
     Inventory,
     SeenAttachment,
@@ -272,13 +273,15 @@ async def look_at_cluster(client: Client, driver: str) -> DriverObjects:
             each.node_id for node in node_drivers.items for each in node.spec.drivers if each.name == driver
         ),
         pod_uids=frozenset(pod.uid for pod in pods.items),
-        claims={
-            name: SeenClaim(claim.key, claim.uid, claim_class(claim), claim.spec.volume_name)
-            for claim in claims
-            for name in (f"pvc-{claim.uid}", claim.spec.volume_name)
-            if name
-        },
+        claims=_claims_by_volume(claims),
     )
+
+
+def _claims_by_volume(claims: Iterable[PersistentVolumeClaim]) -> dict[str, SeenClaim]:
+    """Return the claims by the name of their volume. The claim that it was made for comes before one that names it."""
+    seen = [SeenClaim(claim.key, claim.uid, claim_class(claim), claim.spec.volume_name) for claim in claims]
+    named = {claim.volume_name: claim for claim in seen if claim.volume_name}
+    return named | {f"{PROVISIONED}{claim.uid}": claim for claim in seen}
 
 
 def _seen_pv(pv: PersistentVolume) -> SeenPv:

@@ -210,6 +210,8 @@ def _wanted_by(claim: SeenClaim, volume: SeenVolume, world: Inventory) -> str:
     """Why a volume is kept whose claim exists, and the command that brings its object back."""
     if not claim.volume_name:
         return f"the claim {claim.key} waits for it, and the provisioner will make its PersistentVolume again"
+    if volume.name != f"{PROVISIONED}{claim.uid}":  # anyone may write any name into a claim
+        return f"the claim {claim.key} names it, but it was not made for that claim: find out whose data it holds"
     flags: tuple[str, ...] = ("--claim", claim.key, "--claim-uid", claim.uid, "--name", claim.volume_name)
     flags += ("--storage-class", claim.storage_class) if claim.storage_class else ()
     flags += ("--node", world.this_node) if world.this_node and volume.pool not in world.shared_pools else ()
