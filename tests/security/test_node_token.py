@@ -128,6 +128,7 @@ CLAIMS = [
     ("persistentvolumeclaims", claim(provisioner="other"), claim("n1", "other"), False),
     ("persistentvolumeclaims", claim(provisioner=""), claim("n1", ""), False),
     ("persistentvolumeclaims", claim(), claim(), False),
+    ("persistentvolumeclaims", claim(provisioner=""), claim(provisioner=""), False),  # not even to clone it
     ("persistentvolumeclaims", claim("n1"), claim("n1", volumeName="v"), False),
     ("persistentvolumeclaims/status", claim("n1"), claim("n1"), True),
     ("persistentvolumeclaims/status", claim("n2"), claim("n2"), False),
