@@ -1,6 +1,7 @@
 """Objects of tenants, connections and drivers against those who read them: controllers, sidecars, live page, check."""
 
 import asyncio
+import sys
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from moorage.connections import FewConnections
 from moorage.insight.causes.claims_source import source_too_large
 from moorage.insight.cluster_view import ClusterView
 from moorage.kube.api.wire import Codec, shallow
+from moorage.kube.cache.interning import shared
 from moorage.kube.control import probes
 from moorage.kube.objects import PersistentVolumeClaim
 from moorage.ui.pictures import family_of
@@ -105,6 +107,14 @@ def test_a_family_of_very_many_claims_is_drawn_in_part():
     for branch in levels:
         levels += branch.children
     assert len(levels) == 300
+
+
+def test_long_annotations_of_tenants_are_not_kept_for_ever():
+    """Some versions of Python never free an interned text."""
+    text = "x" * 10_000
+    claim = convert({"metadata": {"name": "c", "annotations": {"note": text}}}, PersistentVolumeClaim)
+    shared(claim)
+    assert sys.intern("".join(["x"] * 10_000)) is not claim.annotations["note"]
 
 
 def test_an_amount_beyond_all_bounds_ends_no_explanation():

@@ -15,6 +15,7 @@ import msgspec
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNIQUE = frozenset({"name", "uid", "resource_version", "volume_handle", "volume_name"})  # not worth looking up
+_LONGEST = 128  # longer texts are of one object; Python 3.12 keeps what is interned for ever, and tenants write it
 
 
 def shared(obj: T) -> T:
@@ -42,4 +43,4 @@ def _one(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    return sys.intern(value) if type(value) is str else value
+    return sys.intern(value) if type(value) is str and len(value) <= _LONGEST else value
