@@ -59,6 +59,7 @@ def test_a_request_counts_as_the_verb_that_kubernetes_gives_it(method, path, ver
 
     url = URL(path, encoded=True)
     found = route(url.raw_path, KindRegistry(builtin_kinds()))
+    assert found is not None
     asked = resource_attributes(method, found, url.query)
     assert (asked.verb, asked.namespace, asked.name) == (verb, namespace, name)
 

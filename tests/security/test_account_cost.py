@@ -5,6 +5,7 @@ import io
 import json
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -250,7 +251,7 @@ async def test_definitions_that_are_huge_deep_or_many(cluster, weak):
             {"a": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
             additionalPrinterColumns=columns,
         )
-        tree = []
+        tree: list[Any] = []
         for _ in range(10):
             tree = [tree, tree, tree]
         assert (await weak("POST", THINGS, thing(a=tree)))[0] in (201, 413)

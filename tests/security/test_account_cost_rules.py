@@ -119,7 +119,7 @@ async def test_many_items_against_many_alternatives_are_cut_off(accounts, items)
     await accounts.admin.make(
         CRDS, definition({"type": "object", "properties": {"l": {"type": "array", "items": items}}})
     )
-    value = {} if items["type"] == "object" else -1
+    value: object = {} if items["type"] == "object" else -1
     with no_stall():
         status, answer = await accounts.admin("POST", BOATS, boat(l=[value] * 40_000))
     assert status == 422, answer

@@ -14,7 +14,7 @@ SEED, REQUESTS = 26, 2_000
 async def test_requests_at_random_are_answered(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     made = RandomRequests(SEED)
-    found = {}
+    found: dict[int, int] = {}
     async with serve_accounts(tmp_path / "api") as cluster:
         for path, document in made.first():
             await cluster.admin.make(path, document)

@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -60,7 +61,7 @@ async def test_the_token_of_a_pod_may_do_what_it_is_granted_and_no_more(cluster)
 
             evil = {"metadata": {"name": "evil"}, "roleRef": {"kind": "ClusterRole", "name": "cluster-admin"},
                     "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}]}  # fmt: skip
-            attempts = (
+            attempts: tuple[tuple[str, str, Any], ...] = (
                 ("GET", "/api/v1/secrets", None), ("GET", "/api/v1/nodes", None), ("GET", f"{NS}/pods", None),
                 ("DELETE", f"{NS}/pods/p", None), ("POST", f"{RBAC}/clusterrolebindings", evil),
                 ("POST", f"{NS}/serviceaccounts/default/token", {"spec": {}}), ("GET", "/metrics", None),

@@ -134,7 +134,9 @@ async def test_the_operator_may_allow_more_or_nothing(settings, tmp_path):
 
 async def test_a_pod_that_has_such_a_directory_from_before_keeps_it(settings, tmp_path):
     """An earlier version made it; what a running pod has mounted is not deleted."""
-    target = Path(Caller(None, tmp_path).target("csi-inline"))
+    client = CsiClient(settings.endpoint)
+    caller = Caller(client, tmp_path)
+    target = Path(caller.target("csi-inline"))
     with Pool.open(PoolConfig("default", settings.pools["default"], background=False)) as pool:
         volume = pool.create_volume(
             CreateVolume("csi-inline", required_bytes=MIB, kind=VolumeKind.DIRECTORY, ephemeral=str(target))
@@ -143,8 +145,7 @@ async def test_a_pod_that_has_such_a_directory_from_before_keeps_it(settings, tm
     mounts.bind(volume.data, target)
     try:
         allowed = replace(settings, inline_attributes=frozenset({"size", "kind"}))
-        async with serve(allowed), CsiClient(settings.endpoint) as client:
-            caller = Caller(client, tmp_path)
+        async with serve(allowed), client:
             with pytest.raises(CsiError, match="does not enforce"):
                 await publish(client, caller, {"kind": "directory", "size": "1Mi"})
             assert volume.data.is_dir()

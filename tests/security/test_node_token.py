@@ -7,6 +7,7 @@ server itself has no admission policies.
 import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -169,7 +170,7 @@ def test_a_node_writes_the_contents_of_its_snapshots(policies, kind, old, new, e
 def test_a_node_changes_only_the_finalizers_of_a_snapshot(policies):
     bound = names.SNAPSHOT_BOUND
     metadata = {"name": "s", "labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": [bound]}
-    old = {"metadata": metadata, "spec": {"source": {}}}
+    old: dict[str, Any] = {"metadata": metadata, "spec": {"source": {}}}
     protected = copy.deepcopy(old)
     protected["metadata"]["finalizers"] = [bound, names.RESTORE_PROTECTION]
     assert is_allowed(policies, "UPDATE", "volumesnapshots", old, protected)

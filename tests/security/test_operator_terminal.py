@@ -137,7 +137,7 @@ class Chaos:
         self.view.events[meta["uid"]] = [msgspec.convert(event, Event) for event in events]
         return meta
 
-    def put(self, place: dict[str, Any], kind: type, body: dict[str, Any]) -> Any:
+    def put(self, place: dict[str, Any], kind: Any, body: dict[str, Any]) -> Any:
         made = msgspec.convert(body, kind)
         place[made.key] = made
         return made
@@ -590,7 +590,8 @@ class HostileDriver(csi_pb2_grpc.IdentityServicer, csi_pb2_grpc.ControllerServic
 
 async def test_csi_and_check_of_a_hostile_driver(tmp_path):
     server = grpc.aio.server()
-    csi_pb2_grpc.add_IdentityServicer_to_server(HostileDriver(), server)
+    driver = HostileDriver()  # type: ignore[abstract]  # the other calls answer UNIMPLEMENTED
+    csi_pb2_grpc.add_IdentityServicer_to_server(driver, server)
     endpoint = f"unix://{tmp_path}/csi.sock"
     server.add_insecure_port(endpoint)
     await server.start()

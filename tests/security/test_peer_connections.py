@@ -226,9 +226,10 @@ def test_one_machine_has_few_places_before_it_says_who_it_is():
     assert [place is not None for place in taken] == [True, True, False]
     assert places.take("192.0.2.2") is not None
     assert all(places.take("127.0.0.1") for _ in range(10))
-    assert taken[0].give("bob", is_bounded=True)
+    first, second = [place for place in taken if place is not None]
+    assert first.give("bob", is_bounded=True)
     assert places.take("192.0.2.1") is not None
-    for place in (taken[0], taken[1]):
+    for place in (first, second):
         place.leave()
         place.leave()
     assert places.taken == 12
@@ -236,6 +237,12 @@ def test_one_machine_has_few_places_before_it_says_who_it_is():
 
 def test_accounts_together_leave_room_for_administrators():
     places = Places(ServerLimits(connections=100, connections_of_account=100))
-    given = [places.take("").give(f"n{n}", is_bounded=True) for n in range(80)]
+
+    def give(account, is_bounded):
+        place = places.take("")
+        assert place is not None
+        return place.give(account, is_bounded=is_bounded)
+
+    given = [give(f"n{n}", True) for n in range(80)]
     assert given.count(True) == 75
-    assert places.take("").give("", is_bounded=False)
+    assert give("", False)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from typing import Any
 
 import pytest
 from tests.integration.conftest import filesystem, release_below
@@ -98,12 +99,12 @@ def swapped(directory, link_to):
     (directory / "swap").symlink_to(link_to)
     attacker = subprocess.Popen([sys.executable, "-c", SWAPPING, directory], stdout=subprocess.PIPE)
     try:
+        assert attacker.stdout is not None
         attacker.stdout.readline()
         yield
     finally:
         attacker.kill()
-        attacker.wait()
-        attacker.stdout.close()
+        attacker.communicate()
 
 
 def texts_below(top):
@@ -489,7 +490,8 @@ async def test_no_copy_at_rest_has_half_of_what_a_pod_wrote(disk, tmp_path):
     async with serve(settings), CsiClient(settings.endpoint, timeout_s=60) as client:
         caller = Caller(client, tmp_path)
         volume = (await caller.create("v", parameters={"kind": "directory"})).volume_id
-        taken, stop = [], asyncio.Event()
+        taken: list[Any] = []
+        stop = asyncio.Event()
 
         async def copy_all_the_time():
             while not stop.is_set():

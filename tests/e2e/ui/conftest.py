@@ -45,7 +45,8 @@ async def page_server(client: Client, folder: Path, **settings: Any) -> AsyncIte
     wanted = UiSettings(token_file=folder / "token", **settings)
     serving = asyncio.create_task(serve_page(client, wanted, ready.set_result))
     try:
-        await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [serving, ready]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             await serving
         yield ready.result()

@@ -1,6 +1,7 @@
 """The page as a person sees it, in Chromium: what is stuck, what moves, what is refused, and what hostile text does."""
 
 import re
+from typing import Any
 
 import pytest
 from axe_core_python.async_playwright import Axe
@@ -102,7 +103,7 @@ async def test_hostile_names_and_messages_stay_text(desk):
     await create(
         desk.client, {**claim(long, storageClassName="nowhere"), "metadata": {"name": long, "namespace": "default"}}
     )
-    event = {
+    event: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": "hostile.1", "namespace": "default"},

@@ -177,7 +177,7 @@ async def test_closing_ends_calls_as_unavailable(driver, path):
     await driver.started.wait()
     stream = client.GetMetadataAllocated(pb.GetMetadataAllocatedRequest(max_results=1))
     await anext(stream)
-    more = asyncio.create_task(anext(stream))
+    more = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     await client.close()
     for each in (call, more):
@@ -287,6 +287,7 @@ async def hanging_driver(path):
         sys.executable, "-c", HANGING, f"unix://{path}", stdout=asyncio.subprocess.PIPE
     )
     try:
+        assert process.stdout is not None
         assert await process.stdout.readline() == b"serving\n"
         yield process
     finally:
@@ -298,6 +299,7 @@ async def hanging_driver(path):
 async def test_a_driver_that_dies_within_a_call_is_unavailable(path, client):
     async with hanging_driver(path) as process:
         call = delete(client)
+        assert process.stdout is not None
         assert await process.stdout.readline() == b"started\n"
         process.kill()
         error = await failure(call)

@@ -375,6 +375,7 @@ class AttachModel(Machine):
         assert code == self.expected(known, node, mode, readonly)
         if code != "OK":
             return
+        assert known is not None, "what is not there is not attached"
         token = int(answer.publish_context[TOKEN_KEY])
         if node in known.held:
             assert known.held[node] == (mode, readonly, token), "the same again is the same"
@@ -407,8 +408,8 @@ class AttachModel(Machine):
         )
         for _ in range(2):
             assert self.attempt(self.client.ControllerUnpublishVolume(request))[0] == "OK"
-        for gone in [each for each in (known.held if known else ()) if node in ("", each)]:
-            del known.held[gone]
+        if known is not None:
+            known.held = {each: way for each, way in known.held.items() if node not in ("", each)}
 
     @rule(name=NAMES, changes=MUTABLE.filter(fits))
     def modify(self, name, changes):

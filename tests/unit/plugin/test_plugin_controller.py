@@ -141,7 +141,7 @@ async def test_sizes_are_a_range_rounded_to_whole_mebibytes(client, refused):
         ({"name": "nul\0here"}, "name"),
         ({"name": "x" * 10_000}, "name"),
         ({"capability": pb.VolumeCapability()}, "volume_capabilities[0]"),
-        ({"capability": mounted(mode=0)}, "access_mode"),
+        ({"capability": mounted(mode=Mode.UNKNOWN)}, "access_mode"),
         ({"capability": mounted("ntfs")}, "ntfs"),
         ({"capability": mounted(mode=Mode.MULTI_NODE_MULTI_WRITER)}, "kind: directory"),
         ({"capability": block(), "parameters": {"kind": "directory"}}, "block device"),

@@ -8,13 +8,14 @@ import pytest
 
 from moorage.csi.http_endpoint import HttpEndpoint
 from moorage.csi.metrics import CallMetrics
+from moorage.csi.sizes import size_from
 from moorage.errors import InvalidRequest, UsageError
 from moorage.host.targets import Target, TargetRefused, check_path
 from moorage.plugin.access import why_unsupported
 from moorage.plugin.io_limits import IoCgroups, IoLimits, LimitsUnsupported, pod_uid_from
 from moorage.plugin.node.observe import vfs_words, wanted_words
 from moorage.plugin.node.tuning import volume_id_behind
-from moorage.plugin.parameters import ClassParameters, size_from
+from moorage.plugin.parameters import ClassParameters
 from moorage.plugin.settings import PluginSettings, duration_s_from, fraction_from, pools_from
 from moorage.sdk.model import Access, AccessMode, why_inconsistent
 from moorage.storage import InUse, VolumeKind

@@ -24,8 +24,10 @@ from moorage.sdk import (
 from moorage.sdk.process import serve
 
 GIB = 1 << 30
-MOUNT = pb.VolumeCapability(mount=pb.VolumeCapability.MountVolume(), access_mode=pb.VolumeCapability.AccessMode(mode=1))
-BLOCK = pb.VolumeCapability(block=pb.VolumeCapability.BlockVolume(), access_mode=pb.VolumeCapability.AccessMode(mode=1))
+Mode = pb.VolumeCapability.AccessMode
+WRITER = Mode(mode=Mode.SINGLE_NODE_WRITER)
+MOUNT = pb.VolumeCapability(mount=pb.VolumeCapability.MountVolume(), access_mode=WRITER)
+BLOCK = pb.VolumeCapability(block=pb.VolumeCapability.BlockVolume(), access_mode=WRITER)
 
 
 class Memory(Driver):

@@ -1,5 +1,7 @@
 """Where a claim is, and what its pictures are made of."""
 
+from typing import Any
+
 from msgspec import convert
 
 from moorage.insight.cluster_view import ClusterView
@@ -28,7 +30,7 @@ def claim(name="data", phase="Bound", **spec):
 
 def view_of(*objects):
     view = ClusterView()
-    fields = {
+    fields: dict[type, Any] = {
         PersistentVolumeClaim: view.claims,
         PersistentVolume: view.volumes,
         Pod: view.pods,
