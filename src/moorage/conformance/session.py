@@ -58,7 +58,6 @@ class Session:
     deferred: list[tuple[str, str]] = field(default_factory=list)  # clean-ups that failed, and the checks about them
     hangs: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # by method, the checks that met it
     losses: int = 0  # how often the connection was lost
-    expects_loss: bool = False  # while a check kills the driver itself
     token: str = field(default_factory=lambda: secrets.token_hex(6))
 
     def note_hang(self, method: str, check_id: str, is_basic: bool) -> None:

@@ -111,7 +111,6 @@ class ControllerOptions:
     """Options of the command line. The default times are those of kube-controller-manager."""
 
     binder_resync_s: float = 15.0
-    attach_reconcile_s: float = 0.1
     attach_verify_s: float = 60.0
     force_detach_s: float = 360.0
     force_detach_on_timeout: bool = True

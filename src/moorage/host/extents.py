@@ -12,8 +12,6 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from moorage.host.errors import host_error
-
 CopyProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
 
@@ -115,14 +113,6 @@ def extents_of(fd: int, start: int = 0, *, sync: bool = True) -> Iterator[Extent
         if last & LAST:
             return
         flags = 0
-
-
-def allocated_bytes(path: str | os.PathLike[str]) -> int:
-    """What a file takes on disk (blocks shared with other files count in full)."""
-    try:
-        return os.stat(path, follow_symlinks=False).st_blocks * 512
-    except OSError as failed:
-        raise host_error("stat", os.fspath(path), failed) from failed
 
 
 def _copy_range(source_fd: int, target_fd: int, offset: int, length: int, share: bool) -> int:

@@ -19,15 +19,7 @@ from moorage.host.mountinfo import is_mounted
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS, MS_REMOUNT = 1, 2, 4, 8, 16, 32
 MS_MANDLOCK, MS_DIRSYNC, MS_NOSYMFOLLOW, MS_NOATIME, MS_NODIRATIME = 64, 128, 256, 1024, 2048
-MS_BIND, MS_REC, MS_SILENT, MS_PRIVATE, MS_RELATIME, MS_STRICTATIME = (
-    4096,
-    16384,
-    32768,
-    1 << 18,
-    1 << 21,
-    1 << 24,
-)
-MS_LAZYTIME = 1 << 25
+MS_BIND, MS_REC, MS_RELATIME, MS_STRICTATIME, MS_LAZYTIME = 4096, 16384, 1 << 21, 1 << 24, 1 << 25
 MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 1, 2, 8
 
 _SET = {
@@ -177,14 +169,6 @@ def remount(target: str | Path, fstype: str, options: Iterable[str]) -> None:
         libc.mount("none", os.fspath(target), fstype, MS_REMOUNT | flags, data)
     except OSError as failed:
         raise host_error("remount", target, failed) from failed
-
-
-def make_private(target: str | Path) -> None:
-    """Keep later mounts below `target` from spreading to other namespaces."""
-    try:
-        libc.mount("none", os.fspath(target), "", MS_PRIVATE | MS_REC, "")
-    except OSError as failed:
-        raise host_error("make private", target, failed) from failed
 
 
 def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> bool:

@@ -63,11 +63,6 @@ def snapshot(source: str, target: str) -> None:
         os.close(source_fd)
 
 
-def destroy(path: str) -> None:
-    """Remove a subvolume with all that is in it; its blocks are freed in the background."""
-    _on_parent(path, _SNAP_DESTROY, _VOL_ARGS.pack(0, os.fsencode(os.path.basename(path))))
-
-
 def destroy_in(parent: int, name: str) -> None:
     """Remove a subvolume in an open directory; ENOTEMPTY if it holds others."""
     fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(_VOL_ARGS.pack(0, os.fsencode(name))), True)

@@ -104,10 +104,6 @@ class Snapshots:
                         found.extend(f"{group}.{member}" for member in members)
         return sorted(ident for ident in found if ident > after)
 
-    def group_ids(self) -> list[str]:
-        with self._layout.translated("list groups"):
-            return sorted(name for name in os.listdir(self._layout.groups) if is_id(name))
-
     def page(self, after: str = "", limit: int = 0, volume_id: str = "") -> Page[Snapshot]:
         """Snapshots in order of id, of one volume or of all."""
         found: list[Snapshot] = []

@@ -254,7 +254,6 @@ def test_caches_find_what_belongs_together():
     found = [caches.claim_with_uid("uid-c"), caches.volume_with_handle("d", "h")]
     assert [each and each.name for each in found] == ["c", "pv"]
     assert caches.claim_with_uid("uid-x") is None
-    assert [claim.name for claim in caches.claims_naming("pv")] == ["c"]
     assert [volume.name for volume in caches.volumes_of_claim("uid-c")] == ["pv"]
     assert caches.volume_with_handle("d", "x") is None
     assert [one.name for one in caches.attachments_of("pv")] == ["va"]

@@ -2,14 +2,13 @@
 
 Owns: `Kind`, the built-in table, looking kinds up by path, and what a version of a kind shares with its storage.
 May not touch: requests and storage.
-Start reading at: `Kind`, `Registry`.
+Start reading at: `Kind`, `KindRegistry`.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from moorage.apiserver.errors import FieldError
 from moorage.apiserver.kinds.schema import Type, struct
 
 Object = dict[str, Any]
@@ -62,9 +61,6 @@ class Kind:
     def root(self) -> str:
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
-
-Defaulter = Callable[[Object], None]
-Validator = Callable[[Object, Object | None], list[FieldError]]
 
 # group/version Kind plural short-names scope flags; flags: status, meta (metadata through /status), strict (needs a
 # resourceVersion), create (PUT may create), gen (tracks generation), obj (DELETE answers with the object), scale, unrun

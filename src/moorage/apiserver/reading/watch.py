@@ -15,7 +15,7 @@ from moorage.apiserver.kinds.registry import Kind
 from moorage.apiserver.request.options import Call
 from moorage.apiserver.store.change_log import Change, ObjectVersion, frame_of
 from moorage.apiserver.store.selection import matcher, selection_of
-from moorage.apiserver.store.store import Key, Store, encode
+from moorage.apiserver.store.store import Store, encode
 
 BOOKMARK_S = 60.0
 _CHANGES_AT_A_TIME = 100
@@ -34,7 +34,6 @@ class WatchStream:
         self._matches = matcher(call.kind, call.namespace, call.name, call.options)
         self._log = store.table(call.kind.stored_as).log
         self._selection = selection_of(call)
-        self._initial: list[tuple[Key, ObjectVersion]] = []
         options = call.options
         asked = int(options.version or 0)
         if asked > store.revision:

@@ -221,9 +221,6 @@ class Store:
         for table in self._tables.values():
             table.log.trim(now, held)
 
-    def size_on_disk(self) -> int:
-        return sum(len(r.body) for table in self._tables.values() for r in table.records.values())
-
     async def _write_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:

@@ -49,7 +49,6 @@ class Operations:
         self.store = store
         self.registry = registry
         self.rules = RuleProcess()
-        self.on_kind_change: Callable[[], None] = lambda: None
 
     async def close(self) -> None:
         await self.rules.close()

@@ -38,7 +38,6 @@ from moorage.kube.volumes import (
     node_of,
     uid_of,
     volume_attached_by,
-    volume_named_by,
 )
 
 
@@ -123,9 +122,6 @@ class Caches:
 
     def claim_with_uid(self, uid: str) -> PersistentVolumeClaim | None:
         return next(iter(self.claims.by(uid_of, uid)), None)
-
-    def claims_naming(self, volume: str) -> list[PersistentVolumeClaim]:
-        return self.claims.by(volume_named_by, volume)
 
     def volumes_of_claim(self, uid: str) -> list[PersistentVolume]:
         """Return the volumes that are bound to the claim with this uid."""

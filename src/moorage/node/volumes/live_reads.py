@@ -17,7 +17,7 @@ from moorage.errors import MoorageError
 from moorage.kube.api.client import Client
 from moorage.kube.cache.informer import Informer
 from moorage.kube.errors import ApiError
-from moorage.kube.objects.core import ConfigMap, Node, Secret, ServiceAccount
+from moorage.kube.objects.core import Node, Secret, ServiceAccount
 from moorage.kube.objects.meta import SecretReference, seconds_of
 from moorage.kube.objects.pods import Pod
 from moorage.kube.objects.storage import CSIDriver, CsiDriverSpec, VolumeAttachment
@@ -225,6 +225,3 @@ class Fetch:
 
 def _not_asked(message: str, step: str = "device") -> MoorageError:
     return StepFailed(StepFailure.TRANSIENT, step, message)
-
-
-SHARED_KINDS: tuple[type[Any], ...] = (Secret, ConfigMap)

@@ -14,8 +14,6 @@ from moorage.kube.quantity import bytes_of
 CONTROLLER_IN_PROGRESS = "ControllerResizeInProgress"
 CONTROLLER_INFEASIBLE = "ControllerResizeInfeasible"
 NODE_PENDING = "NodeResizePending"
-NODE_IN_PROGRESS = "NodeResizeInProgress"
-NODE_INFEASIBLE = "NodeResizeInfeasible"
 
 RESIZING, FS_PENDING = "Resizing", "FileSystemResizePending"
 CONTROLLER_ERROR, NODE_ERROR = "ControllerResizeError", "NodeResizeError"
