@@ -10,7 +10,7 @@ import typer
 
 from moorage.cli import show
 from moorage.cli.app import App, CallTimeout, Endpoint, Output, SecretsFile
-from moorage.csi import text as byhand
+from moorage.csi import text as csi_text
 from moorage.csi.client import CsiClient, method_named
 from moorage.csi.errors import CsiError
 from moorage.errors import UsageError
@@ -20,13 +20,13 @@ app = App()
 
 
 def _complete_method(incomplete: str) -> list[str]:
-    names = [word for name in byhand.methods() for word in (name, name.partition(".")[2])]
+    names = [word for name in csi_text.methods() for word in (name, name.partition(".")[2])]
     return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
 def _complete_field(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
-        known = byhand.fields_of(ctx.params.get("method") or "")
+        known = csi_text.fields_of(ctx.params.get("method") or "")
     except CsiError:
         return []
     return [f"{path}=" for path, _ in known if path.startswith(incomplete)]
@@ -81,32 +81,32 @@ def csi(
     document = _document(json_file)
     if secrets_file is not None:
         document["secrets"] = _secrets(secrets_file)
-    request = byhand.request_from(method, fields or [], document)
+    request = csi_text.request_from(method, fields or [], document)
     asyncio.run(_call(endpoint, method, request, timeout_s, compact=as_json))
 
 
 async def _call(endpoint: str, method: str, request: Any, timeout_s: float, compact: bool) -> None:
     async with CsiClient(endpoint, timeout_s=timeout_s) as client:
-        if byhand.is_streaming(method):
+        if csi_text.is_streaming(method):
             stream = getattr(client, method_named(method).name)(request)
             async for message in stream:
-                show.json_out(byhand.answer_document(message), compact=True)
+                show.json_out(csi_text.answer_document(message), compact=True)
             return
-        show.json_out(byhand.answer_document(await client.call(method, request)), compact)
+        show.json_out(csi_text.answer_document(await client.call(method, request)), compact)
 
 
 def _print_list(method: str) -> None:
     if not method:
-        show.columns(("METHOD",), [(name,) for name in byhand.methods()])
+        show.columns(("METHOD",), [(name,) for name in csi_text.methods()])
         return
     try:
-        show.columns(("FIELD", "TYPE"), byhand.fields_of(method))
+        show.columns(("FIELD", "TYPE"), csi_text.fields_of(method))
     except CsiError as error:
         raise UsageError(_no_such(method)) from error
 
 
 def _no_such(method: str) -> str:
-    names = [word for name in byhand.methods() for word in (name, name.partition(".")[2])]
+    names = [word for name in csi_text.methods() for word in (name, name.partition(".")[2])]
     return f"there is no CSI method {method!r}{did_you_mean(method, names) or '; `moorage csi --list` shows all'}"
 
 

@@ -83,7 +83,7 @@ class NodeObject:
             self._wake.set()
         elif old is None:
             self._in_use_changed.set()  # a new Node lists no volume yet
-        elif _ready_in(new) != _word(self._ready[0]):
+        elif _ready_in(new) != _condition_status(self._ready[0]):
             self._wake.set()  # another client marked this node as lost, and does not undo that
 
     async def register(self) -> Node:
@@ -207,7 +207,7 @@ class NodeObject:
                 async with asyncio.timeout(ANSWER_S), self._writing:
                     await self._write_or_register()
             except (ApiError, TimeoutError) as error:
-                log.warning("node status was not written", reason=_why(error))
+                log.warning("node status was not written", reason=_reason(error))
                 self._wake.set()
             await asyncio.sleep(REST_S)
 
@@ -246,7 +246,7 @@ class NodeObject:
                 failures = 0
             except (ApiError, TimeoutError) as error:
                 failures += 1
-                log.warning("volumes in use were not reported", reason=_why(error))
+                log.warning("volumes in use were not reported", reason=_reason(error))
                 await asyncio.sleep(min(0.1 * 2.0**failures, 10.0))
                 self._in_use_changed.set()
 
@@ -316,7 +316,7 @@ class NodeObject:
         wanted.append(("Ready", ready, reason, message))
         conditions = []
         for kind, holds, why, text in wanted:
-            status = _word(holds)
+            status = _condition_status(holds)
             last = before.get(kind)
             since = last.last_transition_time if last is not None and last.status == status else None
             conditions.append(
@@ -335,7 +335,7 @@ class NodeObject:
 _SUFFICIENT = {"MemoryPressure": "SufficientMemory", "DiskPressure": "NoDiskPressure", "PIDPressure": "SufficientPID"}
 
 
-def _word(holds: bool) -> str:
+def _condition_status(holds: bool) -> str:
     return "True" if holds else "False"
 
 
@@ -343,7 +343,7 @@ def _ready_in(node: Node) -> str:
     return next((one.status for one in node.status.conditions if one.type == "Ready"), "")
 
 
-def _why(error: ApiError | TimeoutError) -> str:
+def _reason(error: ApiError | TimeoutError) -> str:
     return str(error) or f"no answer in {ANSWER_S:g} s"
 
 

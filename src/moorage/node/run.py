@@ -218,8 +218,8 @@ async def _serve(agent: Agent, informers: Informers, stop: asyncio.Event) -> Non
     in_use, in_use_changed = agent.volumes.world.in_use, agent.volumes.in_use_changed
     node = NodeObject(agent.client, facts, agent.nodes, in_use, in_use_changed, on_made_anew=plugins.publish_again)
     agent.drivers.subscribe(lambda _old, _new: plugins.reconsider())
-    await _patiently("node cannot be registered yet", node.register, stop)
-    await _patiently("CSINode cannot be made yet", published.ensure_csi_node, stop)
+    await _retry_until_stopped("node cannot be registered yet", node.register, stop)
+    await _retry_until_stopped("CSINode cannot be made yet", published.ensure_csi_node, stop)
     if stop.is_set():
         return
     async with informers, asyncio.TaskGroup() as tasks:
@@ -297,7 +297,7 @@ async def _first_wishes(agent: Agent) -> None:
                     log.warning("volumes of a pod cannot be made out yet", pod=pod.key, reason=str(error))
 
 
-async def _patiently(what: str, act: Callable[[], Coroutine[Any, Any, object]], stop: asyncio.Event) -> None:
+async def _retry_until_stopped(what: str, act: Callable[[], Coroutine[Any, Any, object]], stop: asyncio.Event) -> None:
     delay_s = 0.2
     while not stop.is_set():
         try:

@@ -2,7 +2,7 @@
 
 Owns: the settings' names, defaults and limits.
 May not touch: pools, sockets, the environment.
-Start reading at: `Settings`.
+Start reading at: `PluginSettings`.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Errors of the sidecars, and what is known about the volume after a failed attempt to provision it.
 
 Owns: the classes that workers tell apart. A `SidecarError` brings its key back after the queue's back-off.
-Start reading at: `State`, `ProvisionError`.
+Start reading at: `ProvisioningState`, `ProvisionError`.
 """
 
 from enum import Enum

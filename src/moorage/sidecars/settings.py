@@ -2,7 +2,7 @@
 
 Owns: one frozen dataclass, and Go's way of writing durations, maps and booleans. The command line is made from it.
 May not touch: the environment; `run.py` fills in what comes from there.
-Start reading at: `Settings`.
+Start reading at: `SidecarSettings`.
 """
 
 import re

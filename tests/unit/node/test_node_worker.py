@@ -199,5 +199,5 @@ async def test_nothing_of_a_pod_that_is_gone_outlives_an_agent_killed_while_remo
 
 def gone(tools, uid):
     worker = PodWorker(tools, uid)
-    worker.lose()
+    worker.mark_deleted()
     return worker

@@ -1,7 +1,7 @@
 """Questions about validation rules and patterns, answered by a process of their own.
 
 Owns: the questions, starting and ending the process, and the time that an answer may take.
-Start reading at: `RuleProcess.answer`, `question_about`.
+Start reading at: `RuleProcess.answer`, `compile_question`.
 """
 
 import asyncio

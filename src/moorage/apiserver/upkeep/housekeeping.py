@@ -97,7 +97,7 @@ class Housekeeper:
             for chore in self.chores:
                 await chore()
             while self._new_namespaces:
-                await self._furnish(self._new_namespaces.popleft())
+                await self._create_defaults(self._new_namespaces.popleft())
             for name in list(self._going_namespaces):
                 await self._finish_namespace(name)
             while self._gone:
@@ -109,7 +109,7 @@ class Housekeeper:
         except Exception:  # the other chores and the next round must go on
             log.exception("housekeeping step failed")
 
-    async def _furnish(self, namespace: str) -> None:
+    async def _create_defaults(self, namespace: str) -> None:
         """The default account, and the certificate authority for pods to trust."""
         made: list[tuple[str, Object]] = [
             ("serviceaccounts", {"metadata": {"name": "default"}}),

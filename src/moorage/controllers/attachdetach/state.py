@@ -3,7 +3,7 @@
 Owns: desired state (which pods want which volume on which node), actual state (what is, or may be, attached where),
 what nodes report, and the sets of volumes and nodes that changed since they were last looked at.
 May not touch: the API, clocks, tasks. `populate.py` fills it, `plan.py` reads it, `execute.py` tells it outcomes.
-Start reading at: `World`, `Attachment`.
+Start reading at: `AttachState`, `TrackedVolume`.
 
 An attachment is in one of five states. There is no entry where nothing is attached.
 

@@ -1,7 +1,7 @@
 """What to do about one claim, and about one volume: pure decisions from what is known now.
 
 Owns: the rules of binding, losing, releasing and reclaiming.
-May not touch: the API, clocks, queues. `Surroundings` answers questions; actions are data.
+May not touch: the API, clocks, queues. `BinderView` answers questions; actions are data.
 Start reading at: `plan_claim`, `plan_volume`.
 """
 

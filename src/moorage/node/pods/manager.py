@@ -59,7 +59,7 @@ class PodManager:
         self._has_begun = True
         for worker in self.workers.values():
             if worker.pod is None:
-                worker.lose()
+                worker.mark_deleted()
                 log.info("pod directory without a pod", uid=worker.uid)
             self._new.put_nowait(worker)
 
@@ -81,7 +81,7 @@ class PodManager:
         worker.pod = pod
         worker.is_gone = False
         if new is None:
-            worker.lose()
+            worker.mark_deleted()
         if is_new and self._has_begun:
             self._new.put_nowait(worker)
         if not (old and new and self._is_echo(old, new)):
@@ -124,7 +124,7 @@ class PodManager:
             if uid not in self.workers:
                 log.warning("pod directory without a pod", uid=uid)
                 worker = self._worker(uid)
-                worker.lose()
+                worker.mark_deleted()
                 self._new.put_nowait(worker)
 
     async def _sweep_forever(self) -> None:

@@ -73,7 +73,7 @@ class PodWorker:
     def wake(self) -> None:
         self._wake.set()
 
-    def lose(self) -> None:
+    def mark_deleted(self) -> None:
         """There is no such pod any more."""
         self.is_gone = True
         self._tools.volumes.leave(self.uid)

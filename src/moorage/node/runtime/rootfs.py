@@ -153,7 +153,7 @@ def _become_template(hide: Sequence[str], made: int, done: int) -> None:
         for name in ("furniture", "place"):
             os.mkdir(f"{_PLACE}/{name}", 0o755)
         os.chdir(f"{_PLACE}/furniture")
-        os.write(made, json.dumps(_furnish(hide)).encode())
+        os.write(made, json.dumps(_install_devices(hide)).encode())
         os.read(done, 1)
     except BaseException as error:
         os.write(made, str(error).encode() or repr(error).encode())
@@ -171,7 +171,7 @@ def _own_devices() -> int:
     return devices
 
 
-def _furnish(hide: Sequence[str]) -> list[tuple[str, int]]:
+def _install_devices(hide: Sequence[str]) -> list[tuple[str, int]]:
     """In the working directory. Returns the places that must be mounted over instead."""
     for name in ("proc", "sys", "dev"):
         _hide(name, 0o755)  # what the host's root has there lies below mounts of the host, and no program may use it

@@ -1,7 +1,7 @@
 """What goes around asking a driver, for volumes of both kinds: before, meanwhile, and whether its answer is so.
 
 Owns: what may be concluded from a call, and which places were found mounted after a driver had said that they are not.
-Start reading at: `called`, `after_asking`, `confirming`, `Undone.check`.
+Start reading at: `call`, `after_asking`, `confirming`, `Undone.check`.
 """
 
 import asyncio

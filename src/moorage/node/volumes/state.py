@@ -2,7 +2,7 @@
 
 Owns: both states of the volume manager and how the outcome of a step changes the actual one.
 May not touch: the disk, the API, a driver, a clock.
-Start reading at: `World`, `Use`, `ActualVolume`, `settle`.
+Start reading at: `VolumeState`, `VolumeUse`, `ActualVolume`, `settle`.
 """
 
 from collections.abc import Mapping

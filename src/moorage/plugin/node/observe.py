@@ -2,7 +2,7 @@
 
 Owns: finding the loop devices and mounts of one volume, and telling whose mount a path shows.
 May not touch: any of it; `staging` and `publishing` act.
-Start reading at: `NodeVolume`, `Observed`.
+Start reading at: `NodeVolume`, `VolumeOnHost`.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Owns: the record and its text for the journal. An attempt is kept, unchanged, until the driver's answer is final, so
 that every repetition asks for exactly the same; and it needs neither the claim nor the class any more.
-Start reading at: `Attempt`.
+Start reading at: `ProvisionAttempt`.
 """
 
 import base64

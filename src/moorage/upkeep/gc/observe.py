@@ -1,6 +1,6 @@
 """Looking for what no one owns: in a pool, on this machine, in a cluster.
 
-Owns: filling `gc.World`. Ages are such that nothing ever looks older than it is.
+Owns: filling `plan.Inventory`. Ages are such that nothing ever looks older than it is.
 May not touch: anything; it only reads.
 Start reading at: `observe`.
 """

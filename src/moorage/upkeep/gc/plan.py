@@ -1,8 +1,8 @@
 """What no one owns any more: the decision, as a pure function of what was seen.
 
-Owns: `World` (what a look at a pool, this machine and a cluster found) and `plan`, which says what is garbage, why, and
-what forbids to remove it. Nothing that is younger than the grace period or mounted is ever removable.
-May not touch: the pool, the kernel, the API; `gc_observe` looks and `gc_execute` removes.
+Owns: `Inventory` (what a look at a pool, this machine and a cluster found) and `plan`, which says what is garbage, why,
+and what forbids to remove it. Nothing that is younger than the grace period or mounted is ever removable.
+May not touch: the pool, the kernel, the API; `observe` looks and `remove` removes.
 Start reading at: `plan`.
 """
 
