@@ -1,18 +1,24 @@
 """`moorage explain`: why an object is where it is, and what to do."""
 
 import asyncio
+import os
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from moorage import log
 from moorage.cli import show
 from moorage.cli.app import App, Kubeconfig, Namespace, Output
-from moorage.errors import UsageError
-from moorage.insight.explain import Story, explain_all
+from moorage.errors import MoorageError, UsageError
+from moorage.insight.explain import ObjectNotFound, Story, explain_all
 from moorage.insight.explain import explain as explain_one
 from moorage.insight.watcher import Follower
 from moorage.kube.api import config
 from moorage.kube.api.client import TRIES, TRIES_FOR_A_PERSON, Client
+from moorage.storage.guests import open_pool
+from moorage.suggest import command
 
 app = App()
 
@@ -44,7 +50,28 @@ def explain(
     show.check_output(output)
     if watch and not reference:
         raise UsageError("--watch needs an object, such as pvc/data")
-    asyncio.run(_explain(reference, namespace, kubeconfig, watch, output))
+    try:
+        asyncio.run(_explain(reference, namespace, kubeconfig, watch, output))
+    except ObjectNotFound as error:
+        kept = _kept(error.trashed_as, kubeconfig)
+        raise ObjectNotFound(error.message + kept) if kept else error from None
+
+
+def _kept(name: str, kubeconfig: str) -> str:
+    """Say that the trash of the pool at hand has a volume: of MOORAGE_POOL, or `pool` beside the kubeconfig."""
+    known = kubeconfig or os.environ.get("KUBECONFIG", "")
+    directory = os.environ.get("MOORAGE_POOL", "") or (str(Path(known).parent / "pool") if known else "")
+    if not name or not directory:
+        return ""
+    log.configure("warning")
+    try:
+        with open_pool(Path(directory)) as pool:
+            left = [item.expires_ns for item in pool.trash.listed() if name in (item.claim, item.name)]
+    except MoorageError:  # no pool, or one that this account may not open: the error says where to look
+        return ""
+    undelete = command("moorage", "volume", f"--pool={directory}", "undelete", names=(name,))
+    hours = show.age(max(0.0, max(left, default=0) / 1e9 - time.time()))
+    return f"; its data is kept in the trash for {hours}: `{undelete}`" if left else ""
 
 
 async def _explain(reference: str, namespace: str, kubeconfig: str, watch: bool, output: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from moorage.errors import MoorageError, UsageError
 from moorage.insight.causes import REGISTRY, Advice, Cause, Finding
+from moorage.insight.causes.advice import trash_note
 from moorage.insight.causes.pods_running import fs_group_note
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.reader import read_all
@@ -77,9 +78,18 @@ def is_harmless(story: "Story") -> bool:
 
 
 class ObjectNotFound(MoorageError):
-    """The object asked about is not in the cluster."""
+    """The object asked about is not in the cluster.
+
+    `trashed_as` is what the trash of a pool calls its volume. It is empty if the object has none.
+    """
 
     code = "NOT_FOUND"
+
+    def __init__(self, message: str, trashed_as: str = "") -> None:
+        self.message, self.trashed_as = message, trashed_as
+        where = "; a deleted volume of Moorage stays in the trash of its pool for a day: "
+        undelete = command("moorage", "volume", "undelete", names=(trashed_as,))
+        super().__init__(f"{message}{where}`{undelete}`" if trashed_as else message)
 
 
 @dataclass(frozen=True)
@@ -159,7 +169,9 @@ def found(view: ClusterView, kind: type[KubeObject], name: str, namespace: str) 
     if key not in objects:
         where = f" in namespace {namespace}" if kind.resource.namespaced else ""
         why = view.unreadable.get(kind.resource.kind)
-        raise ObjectNotFound(f"there is no {_WORDS[kind]}/{name}{where}" + (f": {why}" if why else ""))
+        message = f"there is no {_WORDS[kind]}/{name}{where}" + (f": {why}" if why else "")
+        has_volume = kind in (PersistentVolumeClaim, PersistentVolume) and not why
+        raise ObjectNotFound(message, key if has_volume else "")
     return objects[key]
 
 
@@ -264,7 +276,7 @@ def well(view: ClusterView, obj: KubeObject) -> str:
             return f"it is bound to {obj.spec.volume_name}{used}; nothing is wrong"
         case PersistentVolume() if obj.spec.claim_ref is not None:
             holder = f"{obj.spec.claim_ref.namespace}/{obj.spec.claim_ref.name}"
-            return f"it is {obj.status.phase} for claim {holder}; nothing is wrong"
+            return f"it is {obj.status.phase} for claim {holder}; nothing is wrong{trash_note(obj)}"
         case PersistentVolume():
             return "it is free and waits for a claim; nothing is wrong"
         case Pod():

@@ -89,7 +89,9 @@ def test_bad_input_gets_a_sentence_and_exit_code_2(moorage, words):
 
 @pytest.mark.parametrize("command", ["explain", "trace"])
 def test_an_object_that_is_not_there(moorage, command):
-    assert moorage(command, "pvc/nope") == (1, "", "Error: there is no pvc/nope in namespace default\n")
+    code, told, error = moorage(command, "pvc/nope")
+    assert (code, told) == (1, "")
+    assert error.startswith("Error: there is no pvc/nope in namespace default")
 
 
 @pytest.mark.parametrize("words", [("explain",), ("explain", "pvc/data"), ("trace", "pvc/data")])

@@ -1,6 +1,11 @@
 """Causes as worlds in and sentences out, in the words of other drivers and kubelets; promises of the whole table."""
 
 import ast
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -9,7 +14,7 @@ import pytest
 from moorage.insight.causes import REGISTRY
 from moorage.insight.causes.model import code_in, driver_words
 from moorage.insight.cluster_view import ClusterView
-from moorage.insight.explain import first_cause, parse, story_of, stuck_stories
+from moorage.insight.explain import ObjectNotFound, first_cause, found, parse, story_of, stuck_stories
 from moorage.insight.troubleshooting_page import page
 from moorage.kube.objects import CSIDriver, CSINode, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from moorage.kube.objects.meta import KubeObject
@@ -245,6 +250,45 @@ def _causes_whose_steps_are_taken(function: ast.AsyncFunctionDef) -> set[str]:
             places = [cause] if isinstance(cause, ast.Constant) else [*function.decorator_list, *function.body]
             found |= {one.value for place in places for one in ast.walk(place) if isinstance(one, ast.Constant)}
     return found
+
+
+_SHOWN = re.compile(r"^\$ ((?:moorage|kubectl) [^#\n]*)|`((?:moorage|kubectl) [^`]*)`", re.MULTILINE)
+_PAGES = ("docs/reference/troubleshooting.md", "docs/how-to/explain-a-stuck-volume.md")
+
+
+def test_the_commands_of_the_pages_and_their_options_exist():
+    """`--help` after a command parses its words and options, and does nothing."""
+    shown = {one or two for name in _PAGES for one, two in _SHOWN.findall((ROOT / name).read_text())}
+    assert len(shown) > 8  # of the two pages
+    without_names = {tuple(word for word in shlex.split(each) if "/" not in word) for each in shown}
+    for words in sorted(without_names):
+        program = [sys.executable, "-m", "moorage.cli.main"] if words[0] == "moorage" else [shutil.which("kubectl")]
+        if program[0]:
+            done = subprocess.run(
+                [*program, *words[1:], "--help"], capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, (words, done.stderr)
+
+
+def test_a_page_names_commands_as_commands():
+    """What is not marked as a command is not checked, and a person cannot tell it from prose."""
+    for each in REGISTRY:
+        prose = re.sub(r"`[^`]*`", "", f"{each.remedy} {each.why}")
+        assert not re.search(r"\b(kubectl|moorage) [a-z]+", prose), each.id
+        commands = [words for words in re.findall(r"`([^`]*)`", each.remedy) if words.startswith("kubectl ")]
+        assert not [words for words in commands if re.search(r"\b[A-Z]{3,}\b", words)], each.id
+
+
+def test_deleted_data_of_moorage_stays_in_the_trash():
+    reference = {"namespace": "default", "name": "data", "uid": "c"}
+    spec = {"csi": {"driver": "csi.moorage.dev", "volumeHandle": "h"}, "claimRef": reference}
+    policies = {"Delete": True, "Retain": False}
+    for policy, is_told in policies.items():
+        world = world_of(volume=VOLUME | {"spec": {**spec, "persistentVolumeReclaimPolicy": policy}})
+        told = story_of(world, world.volumes["pv-1"]).sentence
+        assert ("deleted data stays in the trash of the pool for a day" in told) is is_told
+    with pytest.raises(ObjectNotFound, match="`moorage volume undelete default/gone`"):
+        found(ClusterView(), PersistentVolumeClaim, "gone", "default")
 
 
 def test_the_troubleshooting_page_is_made_from_the_table():

@@ -9,6 +9,8 @@ from moorage.kube.names import OUT_OF_SERVICE
 from moorage.kube.objects import PersistentVolume, Pod
 from moorage.suggest import Command, kubectl
 
+MOORAGE = "csi.moorage.dev"
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -23,6 +25,16 @@ def keep_data(volume: PersistentVolume) -> Command:
     """The command after which a volume's data outlives its claim and its object."""
     policy = '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}'
     return kubectl("patch", "pv", volume.name, flags=("-p", policy))
+
+
+def trash_note(volume: PersistentVolume) -> str:
+    """Say where the data goes when a volume of Moorage's plugin is deleted; nothing of other drivers' volumes."""
+    is_deleted = volume.spec.persistent_volume_reclaim_policy == "Delete"
+    if not is_deleted or volume.spec.csi is None or volume.spec.csi.driver != MOORAGE:
+        return ""
+    return (
+        "; its policy is Delete: deleted data stays in the trash of the pool for a day, unless the class says otherwise"
+    )
 
 
 def stop(pod: Pod, purpose: str, harm: str = "") -> Advice:

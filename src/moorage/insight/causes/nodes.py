@@ -34,7 +34,12 @@ def not_ready(view: ClusterView, node: Node) -> Finding | None:
     return Finding(f"it does not report that it is ready{words}", kubectl("describe", "node", node.name))
 
 
-@cause("node-cordoned", Node, "The node takes no new pods", "kubectl uncordon NODE")
+@cause(
+    "node-cordoned",
+    Node,
+    "The node takes no new pods",
+    "If its maintenance is over, let it take pods again: `kubectl uncordon`.",
+)
 def cordoned(view: ClusterView, node: Node) -> Finding | None:
     """The node is marked unschedulable."""
     if not node.spec.unschedulable:

@@ -1,6 +1,6 @@
 """Why a volume is Released, Failed, or will not go away."""
 
-from moorage.insight.causes.advice import Advice, keep_data, stop
+from moorage.insight.causes.advice import Advice, keep_data, stop, trash_note
 from moorage.insight.causes.model import Finding, cause, said
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.matching import holder_of, is_leaderless, nodes_that_fit
@@ -138,7 +138,8 @@ def released_retained(view: ClusterView, volume: PersistentVolume) -> Finding | 
     "volume-released-undeleted",
     PersistentVolume,
     "The volume's claim is gone and the volume is not deleted",
-    "Start the driver's provisioner, which deletes volumes too (`moorage sidecars provisioner`).",
+    "Start the driver's provisioner, which deletes volumes too (`moorage sidecars provisioner`). Moorage's plugin keeps "
+    "the data of deleted volumes in the trash of the pool, for a day by default: see `moorage volume undelete`.",
 )
 def released_undeleted(view: ClusterView, volume: PersistentVolume) -> Finding | None:
     """The policy is Delete, and the driver's provisioner has neither deleted the volume nor said why not."""
@@ -153,7 +154,8 @@ def released_undeleted(view: ClusterView, volume: PersistentVolume) -> Finding |
     stale = is_leaderless(view, driver, "provisioner")
     return Finding(
         f"it is to be deleted by the provisioner of {driver}, which has not done so"
-        + (" (its lease has run out)" if stale else ""),
+        + (" (its lease has run out)" if stale else "")
+        + trash_note(volume),
         pods_like("provisioner"),
     )
 
