@@ -43,7 +43,7 @@ def pods_like(word: str) -> Command:
     It prints the head of the table and succeeds also if there is no such pod.
     """
     columns = "NAMESPACE:.metadata.namespace,POD:.metadata.name,PHASE:.status.phase,CONTAINERS:.spec.containers[*].name"
-    return Command(f"kubectl get pods -A -o 'custom-columns={columns}' | grep -i -e ^NAMESPACE -e {word}")
+    return Command(f"kubectl get pods -A -o 'custom-columns={columns}' | grep -i -e NAMESPACE -e {word}")
 
 
 def saved(shown: Command, file: str) -> Command:

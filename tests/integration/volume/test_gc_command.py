@@ -165,4 +165,4 @@ async def test_bad_input_and_what_cannot_be_reached(pool, tmp_path):
     code, _, said = await gc("--pool", pool.directory, "--kubeconfig", nobody)
     assert code == 1
     assert "Traceback" not in said
-    assert said.startswith("Error: ")
+    assert json.loads(said)["error"]["code"] == "UNAVAILABLE"

@@ -39,7 +39,7 @@ def topology_excluded(view: ClusterView, claim: PersistentVolumeClaim) -> Findin
     return Finding(
         f"class {storage_class.name} makes volumes only where {places(storage_class)}, and no node is there "
         f"(the nodes have: {', '.join(sorted(have)[:5]) or 'no such label'})",
-        kubectl("get", "nodes", flags=tuple(word for key in keys for word in ("-L", key))),
+        kubectl("get", "nodes", flags=tuple(f"--label-columns={key}" for key in keys)),
         (*said(view.warning(claim)),),
     )
 

@@ -31,6 +31,7 @@ from moorage.kube.api.client import Client
 
 KUBERNETES = Path(__file__).parents[4] / "deploy" / "kubernetes"
 NODE = "node-1"
+RUNTIME_NODE = "stands-for-a-runtime"
 # The snapshot controller is among what is deployed.
 CONTROLLERS = tuple(name for name in controllers.CONTROLLERS if name != "snapshots")
 
@@ -204,13 +205,26 @@ class Stage:
             "uid": owner["metadata"]["uid"],
             "controller": True,
         }
+        # Pods of a node that is not there are deleted; this one takes no others.
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": RUNTIME_NODE},
+                "spec": {"unschedulable": True},
+            }
+        )
         self.apply(
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {"name": pod.name, "namespace": pod.namespace, "ownerReferences": [reference]},
                 # Not on the node: the agent runs no images, this object only says whose the processes are.
-                "spec": {"nodeName": "stands-for-a-runtime", "containers": [{"name": "c", "image": "none"}]},
+                "spec": {
+                    "nodeName": RUNTIME_NODE,
+                    "containers": [{"name": "c", "image": "none"}],
+                    "tolerations": [{"operator": "Exists"}],  # no agent renews the lease of its node
+                },
             }
         )
         self.pods.append(pod)
