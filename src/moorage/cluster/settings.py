@@ -103,7 +103,9 @@ class UpSettings:
                 f"{where} of one node, whose volumes belong to that node; start it without --nodes, or give another "
                 f"--data-dir for {self.nodes} nodes"
             )
-        record.write_bytes(msgspec.json.encode(held))
+        fresh = record.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(held))
+        fresh.replace(record)  # whole, whenever this process is killed
         return replace(self, scope=held.scope)
 
     def _check_machine(self) -> None:
