@@ -23,6 +23,7 @@ from moorage.kube.objects import (
     VolumeSnapshotClass,
     VolumeSnapshotContent,
 )
+from moorage.testing import until
 
 DRIVER = "csi.example.com"
 TAKEN_NS = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z
@@ -284,10 +285,12 @@ async def test_a_restart_in_the_middle_loses_nothing(scene: Scene) -> None:
     status = {"snapshotHandle": "s-1", "creationTime": TAKEN_NS, "readyToUse": True}
     await scene.client.patch(VolumeSnapshotContent, content.name, {"status": status}, subresource="status")
     await scene.stage.start(("snapshots",))
-    await scene.stage.settle()
-    snapshot = await scene.snapshot()
-    assert snapshot.status is not None
-    assert snapshot.status.ready_to_use is True
+
+    async def is_ready() -> bool | None:
+        status = (await scene.snapshot()).status
+        return status is not None and status.ready_to_use
+
+    await until(is_ready, what="the snapshot to be ready")
 
 
 async def test_each_node_handles_its_own_volumes_when_snapshotting_is_distributed(stage_dir: Any) -> None:
